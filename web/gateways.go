@@ -15,13 +15,13 @@ import (
 	"github.com/penstock/penstock/web/picture"
 )
 
-const flowClassesMax = 100
+const flowCriticalitiesMax = 100
 
 // gatewaysView is the pools of all models, and the gateways that keep them.
 type gatewaysView struct {
 	Gateways []gatewayCard
 	Pools    []poolCard
-	Flows    []operator.FlowClass
+	Flows    []operator.FlowCriticality
 	Live     int
 	InFlight int64 // calls in flight
 	Ceiling  int64 // calls that the slots held now allow at once
@@ -30,7 +30,7 @@ type gatewaysView struct {
 	Legend   template.HTML
 	Capped   bool
 
-	MoreFlows bool // there may be more than flowClassesMax
+	MoreFlows bool // there may be more than flowCriticalitiesMax
 }
 
 // gatewayCard is a gateway with what its last heartbeat reported.
@@ -43,22 +43,22 @@ type gatewayCard struct {
 // poolCard is a model's pool over all gateways.
 type poolCard struct {
 	operator.PoolShare
-	Mode      string // the worst of its gateways: queue, cold, pass
-	Meaning   string // of the mode
-	InFlight  int64
-	Ceiling   int64
-	Held      int64
-	Fill      template.HTML // of the ceiling by the calls in flight
-	Classes   []classRow
-	Waiting   int64
-	Refusals  []refusal
-	Members   []poolMember
-	Instances []classInstance
-	Settings  []fact
+	Mode          string // the worst of its gateways: queue, cold, pass
+	Meaning       string // of the mode
+	InFlight      int64
+	Ceiling       int64
+	Held          int64
+	Fill          template.HTML // of the ceiling by the calls in flight
+	Criticalities []criticalityRow
+	Waiting       int64
+	Refusals      []refusal
+	Members       []poolMember
+	Instances     []classInstance
+	Settings      []fact
 }
 
-// classRow is the requests of a class that wait.
-type classRow struct {
+// criticalityRow is the requests of a criticality that wait.
+type criticalityRow struct {
 	Name    string
 	Waiting int64
 	Bar     template.HTML
@@ -94,13 +94,14 @@ type poolReport struct {
 	Dropped  map[string]int64 `json:"dropped"`
 }
 
-// classes are the classes of online requests, the first served first.
-var classes = []string{"critical", "default", "sheddable"}
+// criticalities are those of online requests, the first served first.
+var criticalities = []string{"critical", "default", "sheddable"}
 
 // poolModes are the modes, the one that needs most attention first, with what they mean.
 var poolModes = []struct{ name, meaning string }{
 	{"cold", "no instance takes calls: requests wait until one has started"},
-	{"queue", "there are more requests than slots: they wait by class and flow, and runs of entries may end for them"},
+	{"queue", "there are more requests than slots: they wait by criticality and flow, and runs of entries may end " +
+		"for them"},
 	{"pass", "requests get a slot as they arrive"},
 }
 
@@ -136,23 +137,23 @@ func (d *Dashboard) gatewayPages() {
 		next: func(form) string { return "gateways" },
 	})
 	d.verb(verb{
-		name: "set_flow_class", title: "Set class of a flow", role: administrator,
+		name: "set_flow_criticality", title: "Set criticality of a flow", role: administrator,
 		fields: []field{
 			{Name: "flow", Label: "Flow", Kind: "text", Required: true},
 			{
-				Name: "class", Label: "Class", Kind: "select",
-				Choices: append(slices.Clone(classes), "none of its own"),
+				Name: "criticality", Label: "Criticality", Kind: "select",
+				Choices: append(slices.Clone(criticalities), "none of its own"),
 				Value:   "default",
 			},
 		},
-		effect: "Online requests of the flow that name no class are of this one, and none may name a higher one.",
+		effect: "Online requests of the flow that name no criticality are of this one, and none may name a higher one.",
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
-			class := in.Get("class")
-			if !slices.Contains(classes, class) {
-				class = ""
+			criticality := in.Get("criticality")
+			if !slices.Contains(criticalities, criticality) {
+				criticality = ""
 			}
-			return fmt.Sprintf("The class of flow %q is set.", in.Get("flow")),
-				d.change.SetFlowClass(ctx, in.Get("flow"), class, by)
+			return fmt.Sprintf("The criticality of flow %q is set.", in.Get("flow")),
+				d.change.SetFlowCriticality(ctx, in.Get("flow"), criticality, by)
 		},
 		next: func(form) string { return "gateways" },
 	})
@@ -217,14 +218,15 @@ func (d *Dashboard) gateways(ctx context.Context, _ query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	flows, err := cached(ctx, d, "flow classes", 5*beat, func(ctx context.Context) ([]operator.FlowClass, error) {
-		return d.db.FlowClasses(ctx, flowClassesMax)
-	})
+	list := func(ctx context.Context) ([]operator.FlowCriticality, error) {
+		return d.db.FlowCriticalities(ctx, flowCriticalitiesMax)
+	}
+	flows, err := cached(ctx, d, "flow criticalities", 5*beat, list)
 	if err != nil {
 		return nil, err
 	}
 	v := gatewaysView{
-		Legend: picture.ClassLegend(), Flows: flows, MoreFlows: len(flows) >= flowClassesMax,
+		Legend: picture.ClassLegend(), Flows: flows, MoreFlows: len(flows) >= flowCriticalitiesMax,
 		Capped: len(pools) >= modelsMax || len(instances) >= instancesMax || len(slots) >= heldSlotsMax,
 	}
 	members := v.readGateways(nodes)
@@ -283,8 +285,8 @@ func poolCardOf(p operator.PoolShare, members []poolMember) poolCard {
 	for _, m := range members {
 		card.InFlight, card.Ceiling, card.Held = card.InFlight+m.InFlight, card.Ceiling+m.Ceiling, card.Held+m.Held
 		card.Waiting += m.Waits
-		for class, n := range m.Waiting {
-			waiting[class] += n
+		for criticality, n := range m.Waiting {
+			waiting[criticality] += n
 		}
 		for reason, n := range m.Dropped {
 			dropped[reason] += n
@@ -300,14 +302,14 @@ func poolCardOf(p operator.PoolShare, members []poolMember) poolCard {
 			Title: "calls in flight of " + p.Model, Value: min(1, float64(card.InFlight)/float64(card.Ceiling)),
 		}.HTML()
 	}
-	for _, class := range classes {
-		row := classRow{Name: class, Waiting: waiting[class]}
+	for _, criticality := range criticalities {
+		row := criticalityRow{Name: criticality, Waiting: waiting[criticality]}
 		share := 0.0
 		if card.Waiting > 0 {
 			share = float64(row.Waiting) / float64(card.Waiting)
 		}
-		row.Bar = picture.Gauge{Title: "waiting requests of class " + class, Value: share}.HTML()
-		card.Classes = append(card.Classes, row)
+		row.Bar = picture.Gauge{Title: "waiting requests of criticality " + criticality, Value: share}.HTML()
+		card.Criticalities = append(card.Criticalities, row)
 	}
 	for code, n := range dropped {
 		if n > 0 {

@@ -83,9 +83,9 @@ func fleetReadings(text string) map[string]any {
 			{Model: text, Server: "gpu-1", Number: 0, NodeID: 7001, LeasedAt: now, EntryID: &entry},
 			{Model: text, Server: "gpu-1", Number: 3, NodeID: 7001, LeasedAt: now, DoubtAt: &now, Doubt: text},
 		},
-		"instance times": []operator.InstanceTimes{{Model: text, Server: "gpu-1", Calls: 500, P95: &p99, ColdStarts: 4}},
-		"pools":          []operator.PoolShare{{Model: text, Slots: 8, Reserved: 1, Policy: []byte(`{}`)}},
-		"flow classes":   []operator.FlowClass{{Flow: text, Criticality: text}},
+		"instance times":     []operator.InstanceTimes{{Model: text, Server: "gpu-1", Calls: 500, P95: &p99, ColdStarts: 4}},
+		"pools":              []operator.PoolShare{{Model: text, Slots: 8, Reserved: 1, Policy: []byte(`{}`)}},
+		"flow criticalities": []operator.FlowCriticality{{Flow: text, Criticality: text}},
 		"deployments": []operator.Deployment{{
 			Name: text, Model: text, Backend: text, Mode: text, Decides: true, State: &operator.ScaleState{Desired: 3, Why: text},
 		}},

@@ -39,7 +39,7 @@ func (s *site) fillPlatform() {
 	if err := s.change.SetGatewayPolicy(ctx, "llama", []byte(`{"total": 500}`), tester); err != nil {
 		s.Fatal(err)
 	}
-	if err := s.change.SetFlowClass(ctx, "red", "critical", tester); err != nil {
+	if err := s.change.SetFlowCriticality(ctx, "red", "critical", tester); err != nil {
 		s.Fatal(err)
 	}
 	policy := map[string]any{"policy": map[string]any{"slots": 4, "max": 6}}
@@ -131,7 +131,7 @@ func TestVerbsOfThePlatformAreInTheAudit(t *testing.T) {
 		{"set_pool", "", []string{"model", "llama", "config", "[]"}, http.StatusUnprocessableEntity},
 		{"set_pool", "set_gateway_policy", []string{"model", "llama", "config", `{"total": 7}`}, http.StatusOK},
 		{"set_pool", "set_gateway_policy", []string{"model", "llama"}, http.StatusOK},
-		{"set_flow_class", "set_flow_criticality", []string{"flow", "blue", "class", "sheddable"}, http.StatusOK},
+		{"set_flow_criticality", "set_flow_criticality", []string{"flow", "blue", "criticality", "sheddable"}, http.StatusOK},
 		{"override_deployment", "", []string{"deployment", "llama-own", "instances", "4", "for", "soon"}, http.StatusUnprocessableEntity},
 		{"override_deployment", "", []string{"deployment", "llama-own", "instances", "4", "for", ""}, http.StatusUnprocessableEntity},
 		{"override_deployment", "set_scale_override", []string{"deployment", "llama-own", "instances", "4", "for", "1h"}, http.StatusOK},

@@ -138,8 +138,8 @@ func TestHostileRequestsAreOneRequestOrNone(t *testing.T) { //nolint:paralleltes
 		{"an upgrade", callHead + "Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 13\r\n\r\n" + body, 200},
 		{"an upgrade to HTTP/2", callHead + "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n" +
 			"Content-Length: 13\r\n\r\n" + body, 200},
-		{"trailers", callHead + "TE: trailers\r\nTrailer: X-Penstock-Class\r\nTransfer-Encoding: chunked\r\n\r\nd\r\n" + body +
-			"\r\n0\r\nX-Penstock-Class: critical\r\n\r\n", 200},
+		{"trailers", callHead + "TE: trailers\r\nTrailer: X-Penstock-Criticality\r\nTransfer-Encoding: chunked\r\n\r\nd\r\n" + body +
+			"\r\n0\r\nX-Penstock-Criticality: critical\r\n\r\n", 200},
 		{"a tunnel", "CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: x\r\n\r\n", 404},
 		{"another host's address", "POST http://169.254.169.254/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n" + body, 200},
 	} {
@@ -170,7 +170,7 @@ func TestHostileRequestsAreOneRequestOrNone(t *testing.T) { //nolint:paralleltes
 		if got != body || r.ContentLength != int64(len(body)) || r.URL.Path != "/v1/chat/completions" {
 			t.Errorf("%s: the worker got %s with %q of %d bytes", c.name, r.URL, got, r.ContentLength)
 		}
-		for _, name := range []string{"Connection", "Upgrade", "Te", "Trailer", "Http2-Settings", "X-Penstock-Class"} {
+		for _, name := range []string{"Connection", "Upgrade", "Te", "Trailer", "Http2-Settings", "X-Penstock-Criticality"} {
 			if values := r.Header[name]; values != nil {
 				t.Errorf("%s: the worker got the header %s: %q", c.name, name, values)
 			}

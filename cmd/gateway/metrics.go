@@ -42,9 +42,9 @@ func newObserver() *observer {
 // Ended implements gateway.RequestObserver.
 func (o *observer) Ended(e gateway.RequestRecord, dropped gateway.Dropped, own time.Duration) {
 	model := ""
-	if e.Class != "" { // it asked for a model that there is
+	if e.Criticality != "" { // it asked for a model that there is
 		model = o.models.Label(e.Model)
-		o.latency.WithLabelValues(model, e.Class,
+		o.latency.WithLabelValues(model, e.Criticality,
 			strconv.FormatBool(dropped == gateway.DropNone)).Observe(e.QueueMS / 1000)
 		o.took.WithLabelValues(model).Observe(e.TookMS / 1000)
 	}
@@ -79,15 +79,15 @@ func (s *server) poolMetrics(out chan<- prometheus.Metric) {
 	sums := s.observer.metrics.Sums()
 	for _, p := range s.gateway.States() {
 		model := s.observer.models.Label(p.Model)
-		for class, n := range p.Waiting {
-			sums.Add("gateway_queue_length", float64(n), model, class)
+		for criticality, n := range p.Waiting {
+			sums.Add("gateway_queue_length", float64(n), model, criticality)
 		}
-		for c := range gateway.RequestClass(len(p.Waiting)) { //nolint:gosec // three
-			class, counts := c.String(), p.Counters()
-			sums.Add("gateway_bypass_total", float64(counts.Bypassed[c]), model, class)
-			sums.Add("gateway_queued_total", float64(counts.Queued[c]), model, class)
-			sums.Add("gateway_dispatched_total", float64(counts.Dispatched[c]), model, class)
-			sums.Add("gateway_requests_evicted_total", float64(counts.Evicted[c]), model, class)
+		for c := range gateway.Criticality(len(p.Waiting)) { //nolint:gosec // three
+			criticality, counts := c.String(), p.Counters()
+			sums.Add("gateway_bypass_total", float64(counts.Bypassed[c]), model, criticality)
+			sums.Add("gateway_queued_total", float64(counts.Queued[c]), model, criticality)
+			sums.Add("gateway_dispatched_total", float64(counts.Dispatched[c]), model, criticality)
+			sums.Add("gateway_requests_evicted_total", float64(counts.Evicted[c]), model, criticality)
 		}
 		sums.Add("gateway_stock_level", float64(p.InFlight), model)
 		sums.Add("gateway_ceiling", float64(p.Ceiling), model)

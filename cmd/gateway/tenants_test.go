@@ -196,7 +196,7 @@ func TestLimitsOfATokenOnPushesHoldAtGateways(t *testing.T) {
 	}
 	request.Header.Set("Authorization", "Bearer acme")
 	request.Header.Set("Prefer", "respond-async")
-	request.Header.Set("X-Penstock-Class", "critical")
+	request.Header.Set("X-Penstock-Criticality", "critical")
 	var text string
 	if status := f.do(t, request, &text); status != http.StatusAccepted {
 		t.Fatalf("got %d %s", status, text)

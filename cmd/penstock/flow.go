@@ -17,7 +17,7 @@ import (
 
 func flowCommand(a *app) *cobra.Command {
 	return noun("flow", "Flows: use of slots and weights", flowList(a), flowUsage(a), flowWeight(a),
-		flowClass(a))
+		flowCriticality(a))
 }
 
 func flowList(a *app) *cobra.Command {

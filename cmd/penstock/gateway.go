@@ -34,8 +34,8 @@ func (a *app) poolColumns() []column[gateway.PoolState] {
 	count := func(of func(gateway.PoolState) int) func(gateway.PoolState) string {
 		return func(p gateway.PoolState) string { return fmt.Sprint(of(p)) }
 	}
-	waiting := func(class string) func(gateway.PoolState) string {
-		return count(func(p gateway.PoolState) int { return p.Waiting[class] })
+	waiting := func(criticality string) func(gateway.PoolState) string {
+		return count(func(p gateway.PoolState) int { return p.Waiting[criticality] })
 	}
 	return []column[gateway.PoolState]{
 		{title: "MODEL", text: func(p gateway.PoolState) string { return p.Model }},
@@ -66,7 +66,7 @@ func (a *app) poolColumns() []column[gateway.PoolState] {
 func gatewayPools(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "status", Args: cobra.NoArgs,
-		Short: "Pools of one gateway: calls in flight, waiting requests by class, mode",
+		Short: "Pools of one gateway: calls in flight, waiting requests by criticality, mode",
 	}
 	every := watchFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -103,7 +103,7 @@ func writeExplanation(w io.Writer, e gateway.RequestRecord) {
 	if e.Trace.Bypassed {
 		way = "it passed the queue by"
 	}
-	fmt.Fprintf(w, "%s  model %s, flow %q, class %s, token %q\n", e.ID, e.Model, e.Flow, e.Class, e.Token)
+	fmt.Fprintf(w, "%s  model %s, flow %q, criticality %s, token %q\n", e.ID, e.Model, e.Flow, e.Criticality, e.Token)
 	fmt.Fprintf(w, "admission  %s\n", way)
 	fmt.Fprintf(w, "fairness   start tag %.1f, virtual time %.1f, estimated cost %.1f ms\n", e.Trace.Start,
 		e.Trace.Virtual, e.Trace.Estimate)

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-// flowClasses are the classes of online requests, the first served first.
-var flowClasses = []string{"critical", "default", "sheddable"}
+// criticalities are those of online requests, the first served first.
+var criticalities = []string{"critical", "default", "sheddable"}
 
 func gatewayPolicies(a *app) *cobra.Command {
 	c := &cobra.Command{
@@ -57,21 +57,22 @@ func gatewaySet(a *app) *cobra.Command {
 	})
 }
 
-func flowClass(a *app) *cobra.Command {
+func flowCriticality(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use:     "class FLOW CLASS",
-		Short:   "Set the class of a flow's online requests: critical, default or sheddable; none removes it",
+		Use:     "criticality FLOW CRITICALITY",
+		Short:   "Set the criticality of a flow's online requests: critical, default or sheddable; none removes it",
 		Args:    cobra.ExactArgs(2),
-		Example: "  penstock flow class acme critical --reason 'a person waits for the answer'",
+		Example: "  penstock flow criticality acme critical --reason 'a person waits for the answer'",
 	}
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
-		class := args[1]
-		if class != "none" && !slices.Contains(flowClasses, class) {
-			return change{}, usagef("class is %q: want critical, default, sheddable or none", class)
+		criticality := args[1]
+		if criticality != "none" && !slices.Contains(criticalities, criticality) {
+			return change{}, usagef("criticality is %q: want critical, default, sheddable or none", criticality)
 		}
-		fields, does := []any{"flow", args[0]}, fmt.Sprintf("take the class of flow %q away", args[0])
-		if class != "none" {
-			fields, does = append(fields, "class", class), fmt.Sprintf("give flow %q the class %s", args[0], class)
+		fields, does := []any{"flow", args[0]}, fmt.Sprintf("take the criticality of flow %q away", args[0])
+		if criticality != "none" {
+			fields = append(fields, "criticality", criticality)
+			does = fmt.Sprintf("give flow %q the criticality %s", args[0], criticality)
 		}
 		return simple(does, "", false, func(ctx context.Context, by invalidation.By) error {
 			return api.post(ctx, "/v1/gateway/flows", body(by, fields...))

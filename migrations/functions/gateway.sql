@@ -520,11 +520,11 @@ BEGIN
             ('first_byte_max',         'duration', 'a duration from 0 to 1000000000 s', 0, 1e9, NULL),
             ('silence_max',            'duration', 'a duration from 0 to 1000000000 s', 0, 1e9, NULL),
             ('client_stall',           'duration', 'a duration from 0 to 1000000000 s', 0, 1e9, NULL),
-            ('holdback',               'object',   'an object with a number by class', NULL, NULL, NULL),
+            ('holdback',               'object',   'an object with a number by criticality', NULL, NULL, NULL),
             ('holdback.critical',      'number',   'a number from 0 to 1',             0, 1, NULL),
             ('holdback.default',       'number',   'a number from 0 to 1',             0, 1, NULL),
             ('holdback.sheddable',     'number',   'a number from 0 to 1',             0, 1, NULL),
-            ('floors',                 'object',   'an object with a number by class', NULL, NULL, NULL),
+            ('floors',                 'object',   'an object with a number by criticality', NULL, NULL, NULL),
             ('floors.critical',        'number',   'a number from 0 to 1',             0, 1, NULL),
             ('floors.default',         'number',   'a number from 0 to 1',             0, 1, NULL),
             ('floors.sheddable',       'number',   'a number from 0 to 1',             0, 1, NULL),
@@ -594,11 +594,11 @@ BEGIN
                                set_gateway_policy.reason, set_gateway_policy.config);
 END $$;
 
--- set_flow_criticality sets the class of a flow's requests that name none, which is also the highest
+-- set_flow_criticality sets the criticality of a flow's requests that name none, which is also the highest
 -- that they may name; null removes it.
 -- Locks: the row of flow_criticality.
 -- Callers: psql.
--- SQLSTATE: PS002 no such class.
+-- SQLSTATE: PS002 no such criticality.
 CREATE OR REPLACE FUNCTION penstock.set_flow_criticality(flow text, criticality text, reason text DEFAULT '',
                                                          actor text DEFAULT NULL)
 RETURNS void
@@ -621,8 +621,8 @@ BEGIN
 END $$;
 
 -- set_gateway_token sets the limits of the tokens of a name at gateways. A limit that is not given, or null, stays; the
--- first time it is none. '{}', '' for the class, and 0 remove one: without a class of its own a token has that of the
--- flow of each request, else default.
+-- first time it is none. '{}', '' for the criticality, and 0 remove one: without a criticality of its own a token has
+-- that of the flow of each request, else default.
 -- Locks: the row of gateway_token.
 -- Callers: psql.
 -- SQLSTATE: PS002 a limit is not valid.

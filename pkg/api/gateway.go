@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-// gatewayRoutes are the settings of online gateways: of each model's pool, and the classes of flows.
+// gatewayRoutes are the settings of online gateways: of each model's pool, and the criticalities of flows.
 func (a *API) gatewayRoutes() {
 	add(a, route{
 		method: "GET", path: "/v1/gateway/pools", id: "list-pools",
@@ -37,25 +37,25 @@ func (a *API) gatewayRoutes() {
 		scope:   operate, of: ofPlatform,
 	})
 	add(a, route{
-		method: "GET", path: "/v1/gateway/flows", id: "list-flow-classes",
-		summary: "Flows that have a class of their own for online requests", scope: read, of: ofPlatform,
-	}, func(ctx context.Context, in *Paging) (*answer[list[operator.FlowClass]], error) {
-		found, err := a.operator.FlowClasses(ctx, operator.PageMax)
-		return pageFrom(found, err, *in, func(f operator.FlowClass) string { return f.Flow })
+		method: "GET", path: "/v1/gateway/flows", id: "list-flow-criticalities",
+		summary: "Flows that have a criticality of their own for online requests", scope: read, of: ofPlatform,
+	}, func(ctx context.Context, in *Paging) (*answer[list[operator.FlowCriticality]], error) {
+		found, err := a.operator.FlowCriticalities(ctx, operator.PageMax)
+		return pageFrom(found, err, *in, func(f operator.FlowCriticality) string { return f.Flow })
 	})
 	change(a, route{
-		path: "/v1/gateway/flows", id: "set-flow-class",
-		summary: "Set the class of a flow's online requests that name none, and the highest that they may name",
+		path: "/v1/gateway/flows", id: "set-flow-criticality",
+		summary: "Set the criticality of a flow's online requests that name none, and the highest that they may name",
 		scope:   admin, of: ofPlatform,
 	}, func(ctx context.Context, in *struct {
 		Body struct {
 			Because
-			Flow  string `json:"flow" minLength:"1" maxLength:"200"`
-			Class string `json:"class,omitempty" enum:"critical,default,sheddable" doc:"None: no class of its own."`
+			Flow        string `json:"flow" minLength:"1" maxLength:"200"`
+			Criticality string `json:"criticality,omitempty" enum:"critical,default,sheddable" doc:"None: no criticality of its own."`
 		}
 	},
 	) error {
-		return a.operator.SetFlowClass(ctx, in.Body.Flow, in.Body.Class, in.Body.by(ctx))
+		return a.operator.SetFlowCriticality(ctx, in.Body.Flow, in.Body.Criticality, in.Body.by(ctx))
 	})
 }
 

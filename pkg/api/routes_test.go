@@ -261,7 +261,7 @@ func story() []step {
 
 		{method: "POST", path: "/v1/pauses?queue=work", body: `{"scope": "flow", "value": "f", ` + reason + `}`, status: none},
 		{method: "DELETE", path: "/v1/pauses?queue=work&scope=flow&value=f&reason=test", status: none},
-		{method: "POST", path: "/v1/gateway/flows", body: `{"flow": "f", "class": "critical", ` + reason + `}`, status: none},
+		{method: "POST", path: "/v1/gateway/flows", body: `{"flow": "f", "criticality": "critical", ` + reason + `}`, status: none},
 		{method: "GET", path: "/v1/gateway/flows", status: ok, want: "criticality=critical"},
 		{method: "POST", path: "/v1/gateway/flows", body: `{"flow": "f", ` + reason + `}`, status: none},
 		{method: "POST", path: "/v1/flows/weight?queue=work", body: `{"flow": "f", "weight": 2, ` + reason + `}`, status: none},

@@ -150,7 +150,7 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 		return err
 	}
 	d := Durable{
-		Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
+		Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Criticality: s.ticket.Criticality,
 		Body: body, Key: key, Token: s.record.Token,
 	}
 	if s.caller != nil {

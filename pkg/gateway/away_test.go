@@ -61,7 +61,7 @@ func TestSlotsEndWhileTheDatabaseStaysAway(t *testing.T) {
 				if s := g.States()[0]; s.Held != 4 || !l.Figures().Degraded {
 					t.Errorf("%d slots are held and degraded is %v a second before %s", s.Held, l.Figures().Degraded, c.holds)
 				}
-				r := &Request{Flow: "f", Class: Critical, TTL: time.Second}
+				r := &Request{Flow: "f", Criticality: Critical, TTL: time.Second}
 				if err := l.pool("m").await(ctx, r); err != nil {
 					t.Errorf("a request is not served: %v", err)
 				} else {

@@ -3,7 +3,7 @@ package gateway
 import "time"
 
 // band is the design of a band of calls in flight to the letter, as gateways of inference had it before: one fair queue
-// over models with a request size of 1, whatever the class; a request passes the queue by while the count is below the
+// over models with a request size of 1, whatever the criticality; a request passes the queue by while the count is below the
 // upper bound and nothing waits; else critical ones wait, and all others are refused. Poppers look every ten
 // milliseconds for room below the lower bound. Waits that end are found once a second, and lower the count, in which they
 // never were. With one model the fair queue is first in, first out. The scheduler behind it chooses the engine with the
@@ -38,7 +38,7 @@ func (b *band) arrive(now time.Duration, a arrival) {
 	switch {
 	case float64(b.inFlight) < b.upper && len(b.queue) == 0:
 		b.schedule(now, a)
-	case a.class != Critical || len(b.queue) >= min(bandTotal, bandFlowTotal):
+	case a.criticality != Critical || len(b.queue) >= min(bandTotal, bandFlowTotal):
 		b.refused++
 	default:
 		b.queue = append(b.queue, a)

@@ -50,7 +50,7 @@ func (p *Pool) limited(now time.Time) slot.Limited {
 	return l
 }
 
-// oldest is when the longest waiting request of class default or above arrived; zero: none waits.
+// oldest is when the longest waiting request of criticality default or above arrived; zero: none waits.
 func (p *Pool) oldest() (at time.Time) {
 	for _, l := range p.lines[:Sheddable] {
 		for _, f := range l.heap {

@@ -7,14 +7,16 @@
 //	durable     an entry of a queue
 //	pool        all usable instances of a model, with the requests that wait for them
 //	flow        the unit of fairness: the tenant of the token, or a name that the tenant gives below itself
-//	class       of a request: critical, default or sheddable
+//	criticality of a request: critical, default or sheddable. Under load the lower ones wait longer and are refused
+//	            first (Beyer et al., Site Reliability Engineering, chapter 21; the Gateway API Inference Extension). The
+//	            priority of an entry is a number, and the class of a failure another thing
 //	in flight   of a call: it has a slot of one of the pool's instances, and has not ended
 //	ceiling     calls that may be in flight: slots held here, no more than the adaptive limit of each instance
 //	cost        slot-milliseconds: how long a call keeps a slot. Flows are charged it times the GPUs of the instance
 //	            and the sequences that a generation asks for
-//	holdback    the part of the ceiling up to which a class passes the queue by
+//	holdback    the part of the ceiling up to which a criticality passes the queue by
 //	floor       the share of the service of the last 10 s, or of the last 20 calls where these take longer to begin,
-//	            below which a class goes first
+//	            below which a criticality goes first
 //	hand over   a holder of an idle slot moves its row to a node that waits for one
 //	preempt     end the run of a durable entry, which goes back to its position without an attempt spent
 //
@@ -64,13 +66,13 @@
 //	demand.go       how many slots the waiting requests could use
 //	view.go         the state of a pool, for status and metrics
 //	policy.go       the settings
-//	class.go        the classes
-//	flow.go         fair queueing of the flows of a class
+//	criticality.go  the criticalities
+//	flow.go         fair queueing of the flows of a criticality
 //	cost.go         estimates of what a call costs
 //	expect.go       estimates of waits, and the refusal of requests that would wait too long
 //	expire.go       the ends of waits
 //	evict.go        who makes room in a full pool
-//	floor.go        what each class was served with of late, against its floor
+//	floor.go        what each criticality was served with of late, against its floor
 //	mode.go         PASS, QUEUE and COLD
 //	fleet.go        the instances with the slots held here
 //	pick.go         the choice of an instance: affinity, adapters, least work
@@ -117,7 +119,7 @@
 //	   │      └────────────────┼─────────────────────────────────────────────┘
 //	   └──► refused            └──► ended without a call
 //
-// Within a class flows are served by start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair
+// Within a criticality flows are served by start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair
 // Queueing", SIGCOMM 1996): the tag of a backlogged flow is S = max(V, F), the least S goes next, V
 // becomes that S, and F = S + cost/weight. Cost is an estimate until the call has ended; then F is
 // corrected by the difference. The service of two backlogged flows, divided by their weights, differs
@@ -125,13 +127,13 @@
 // Of such an error a flow is not charged what would put it further than a minute, for each unit of its
 // weight, behind V (debtMax).
 //
-// A class with waiters that was served with less than its floor goes before the others. The cost of a
+// A criticality with waiters that was served with less than its floor goes before the others. The cost of a
 // call is counted when it begins, in one of ten buckets of time, although its slot is busy until it ends.
 // So a bucket is as wide as two calls take to begin, 2 x mean cost / ceiling, and a second at least.
 //
 // Invariants, held by a test with a million random operations against a naive model:
 //
-//	0 <= in flight <= slots held     waiting <= total          first in, first out within flow and class
+//	0 <= in flight <= slots held     waiting <= total          first in, first out within flow and criticality
 //	no request waits while an instance has an idle slot and room below its limit (strict_band apart)
 //	each request ends exactly once, and none is dispatched after it has expired or was cancelled
 package gateway

@@ -47,7 +47,7 @@ func NewQueuePusher(config QueuePusherConfig, db postgres.DB) *QueuePusher {
 	return &QueuePusher{config: config, db: db, queues: invalidation.NewHandles(db, config.Hinter)}
 }
 
-// Priorities of entries by class. Default requests have the queue's own: 1, unless it was changed.
+// Priorities of entries by criticality. Default requests have the queue's own: 1, unless it was changed.
 const (
 	criticalPriority  int16 = 8
 	sheddablePriority int16 = 0
@@ -56,7 +56,7 @@ const (
 // priority is that of the entry of a request; nil: the one that the queue gives to entries that ask for none, which no
 // token limits. A critical request gets the highest that its token may ask for, unless it gets more by not asking.
 func (d Durable) priority(unasked int) *int16 {
-	switch d.Class {
+	switch d.Criticality {
 	case Critical:
 		p := criticalPriority
 		if d.PriorityMax != nil {

@@ -41,7 +41,7 @@ func (p *Pool) makeRoom(now time.Time, r *Request) *Rejection {
 	for _, victim := range victims {
 		p.evictions++
 		victim.flow.evicted = p.evictions
-		p.count.Evicted[victim.Class]++
+		p.count.Evicted[victim.Criticality]++
 		p.drop(now, victim, DropEvicted)
 	}
 	return nil
@@ -71,7 +71,7 @@ func (p *Pool) victims(r *Request) (list []*Request, enough bool) {
 // evictable is how many bytes evictions for a request can free at most: others are those of critical requests, and of
 // other pools.
 func (p *Pool) evictable(r *Request) (bytes int) {
-	for c := max(r.Class, Default); c <= Sheddable; c++ {
+	for c := max(r.Criticality, Default); c <= Sheddable; c++ {
 		bytes += p.lines[c].bytes
 	}
 	return bytes
@@ -122,11 +122,11 @@ func (e *eviction) longer(a, b *flow) int {
 }
 
 // next returns the next request that makes room: the newest of the flow that was evicted from least recently, in the
-// lowest class below; else the newest of the longest flow of its own class, if the flow of the arrival has less than
-// its share, and the arrival is served before it. Critical requests are never evicted.
+// lowest criticality below; else the newest of the longest flow of its own criticality, if the flow of the arrival has
+// less than its share, and the arrival is served before it. Critical requests are never evicted.
 func (e *eviction) next() *Request {
 	p, r := e.pool, e.of
-	for c := Sheddable; c > r.Class; c-- {
+	for c := Sheddable; c > r.Criticality; c-- {
 		var best *flow
 		for _, f := range p.lines[c].heap {
 			if e.waiting(f) > 0 && (best == nil ||
@@ -138,8 +138,8 @@ func (e *eviction) next() *Request {
 			return e.newest(best)
 		}
 	}
-	own := p.lines[r.Class]
-	if r.Class == Critical || len(own.heap) == 0 {
+	own := p.lines[r.Criticality]
+	if r.Criticality == Critical || len(own.heap) == 0 {
 		return nil
 	}
 	longest := slices.MinFunc(own.heap, e.longer)

@@ -13,7 +13,7 @@ const completionsKnown = 20
 
 // late refuses a request now that would only time out later. Critical requests are never refused so.
 func (p *Pool) late(now time.Time, r *Request) *Rejection {
-	if r.Class == Critical || p.durations.n < completionsKnown || p.fleet.usable() == 0 || p.ceiling() == 0 {
+	if r.Criticality == Critical || p.durations.n < completionsKnown || p.fleet.usable() == 0 || p.ceiling() == 0 {
 		return nil
 	}
 	var wait time.Duration
@@ -34,38 +34,38 @@ func (p *Pool) late(now time.Time, r *Request) *Rejection {
 	return nil
 }
 
-// expectedWait estimates how long a request would wait: estimateWait, times the slack of its class.
+// expectedWait estimates how long a request would wait: estimateWait, times the slack of its criticality.
 func (p *Pool) expectedWait(now time.Time, r *Request) time.Duration {
 	p.served.advance(now)
 	r.expected = p.estimateWait(now, r)
-	ms := min(r.expected*p.slacks[r.Class].value(now), expectedMax)
+	ms := min(r.expected*p.slacks[r.Criticality].value(now), expectedMax)
 	return time.Duration(ms * float64(time.Millisecond))
 }
 
-// expectedMax bounds an expected wait, in milliseconds: a class may get next to nothing.
+// expectedMax bounds an expected wait, in milliseconds: a criticality may get next to nothing.
 const expectedMax = 24 * 60 * 60 * 1000
 
 // estimateWait estimates a wait in milliseconds: the calls that go before the request, at the mean duration of a call,
-// on the slots that its class gets while it has waiters. Those are the slots that the classes above leave, behind
-// the requests of these that wait now, or its floor, which has nothing before it but the class itself, once the class
-// has not had more than its floor of late; whichever is sooner. Of each flow of the class no more come first than the
-// request's own flow has.
+// on the slots that its criticality gets while it has waiters. Those are the slots that the criticalities above leave,
+// behind the requests of these that wait now, or its floor, which has nothing before it but the criticality itself,
+// once the criticality has not had more than its floor of late; whichever is sooner. Of each flow of the criticality no
+// more come first than the request's own flow has.
 func (p *Pool) estimateWait(now time.Time, r *Request) float64 {
 	call := p.cost.ms
 	if call <= 0 {
 		call = costInitial
 	}
-	own := p.lines[r.Class]
+	own := p.lines[r.Criticality]
 	before := float64(min(own.waiting, (r.flow.waiting+1)*max(len(own.heap), 1)) + 1)
 	all := float64(max(p.ceiling(), 1))
-	floor := p.policy.Floors.of(r.Class)
-	byFloor := (p.served.lead(r.Class, floor) + call*before/floor) / all // infinite without a floor
+	floor := p.policy.Floors.of(r.Criticality)
+	byFloor := (p.served.lead(r.Criticality, floor) + call*before/floor) / all // infinite without a floor
 	left := all
-	for c := range r.Class {
+	for c := range r.Criticality {
 		before += float64(p.lines[c].waiting)
 		left -= p.served.slots(now, c)
 	}
-	for c := r.Class + 1; c < classCount; c++ {
+	for c := r.Criticality + 1; c < criticalityCount; c++ {
 		if p.lines[c].waiting > 0 {
 			left -= all * p.policy.Floors.of(c)
 		}
@@ -76,7 +76,7 @@ func (p *Pool) estimateWait(now time.Time, r *Request) float64 {
 // goesNext says whether a request would be dispatched at once: nobody waits that comes before it, and an instance has
 // room.
 func (p *Pool) goesNext(now time.Time, r *Request) bool {
-	for c := range r.Class + 1 {
+	for c := range r.Criticality + 1 {
 		if p.lines[c].waiting > 0 {
 			return false
 		}
@@ -84,8 +84,8 @@ func (p *Pool) goesNext(now time.Time, r *Request) bool {
 	return slices.ContainsFunc(p.fleet.instances, func(i *instance) bool { return i.room(now) > 0 })
 }
 
-// slack is the factor by which waits of a class turned out longer than estimated, so that of the requests that the
-// estimate lets wait about one in a hundred ends without service. It follows the 99th percentile of the ratio by
+// slack is the factor by which waits of a criticality turned out longer than estimated, so that of the requests that
+// the estimate lets wait about one in a hundred ends without service. It follows the 99th percentile of the ratio by
 // stochastic approximation (Robbins and Monro, "A Stochastic Approximation Method", 1951), and returns to 1 with a
 // half-life of 30 s, so that what was learned under one load does not refuse requests under another.
 type slack struct {
@@ -124,7 +124,7 @@ func (p *Pool) observeWait(now time.Time, r *Request, dropped bool) {
 	if p.fleet.usable() == 0 {
 		return
 	}
-	slack := &p.slacks[r.Class]
+	slack := &p.slacks[r.Criticality]
 	allowed := milliseconds(p.ttl(r))
 	if r.expected*slack.value(now) < allowed*slackTaught {
 		return

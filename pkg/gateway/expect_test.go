@@ -10,12 +10,12 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// A class expects to wait for what goes before it, on the slots that it gets: those that the classes above leave, or its
+// A criticality expects to wait for what goes before it, on the slots that it gets: those that the criticalities above leave, or its
 // floor.
-func TestExpectedWaitIsThatOfItsClass(t *testing.T) {
+func TestExpectedWaitIsThatOfItsCriticality(t *testing.T) {
 	t.Parallel()
 	policy := DefaultPolicy()
-	policy.Floors = ByClass{Sheddable: 0.1}
+	policy.Floors = ByCriticality{Sheddable: 0.1}
 	policy.Total, policy.FlowTotal = 1000, 1000
 	now := time.Unix(1_700_000_000, 0)
 	fresh := func() *Pool {
@@ -27,14 +27,14 @@ func TestExpectedWaitIsThatOfItsClass(t *testing.T) {
 		p.cost = costModel{calls: 1, ms: 100}
 		return p
 	}
-	wait := func(p *Pool, class RequestClass) time.Duration {
-		r := &Request{Class: class, Flow: "newcomer"}
-		r.flow = p.lines[class].flow(r.Flow, class, 1)
+	wait := func(p *Pool, criticality Criticality) time.Duration {
+		r := &Request{Criticality: criticality, Flow: "newcomer"}
+		r.flow = p.lines[criticality].flow(r.Flow, criticality, 1)
 		return p.expectedWait(now, r)
 	}
-	fill := func(p *Pool, class RequestClass, n int) {
+	fill := func(p *Pool, criticality Criticality, n int) {
 		for range n {
-			if _, refused := p.Arrive(now, &Request{Class: class, Flow: "many", Weight: 1}); refused != nil {
+			if _, refused := p.Arrive(now, &Request{Criticality: criticality, Flow: "many", Weight: 1}); refused != nil {
 				t.Fatal(refused)
 			}
 		}
@@ -51,10 +51,10 @@ func TestExpectedWaitIsThatOfItsClass(t *testing.T) {
 		t.Errorf("beside one flow with 40 requests: got %s, want no more before it than the newcomer has itself", got)
 	}
 	if got := wait(full, Sheddable); got != 100*time.Millisecond {
-		t.Errorf("of the lowest class: got %s, want one call on a tenth of ten slots, its floor", got)
+		t.Errorf("of the lowest criticality: got %s, want one call on a tenth of ten slots, its floor", got)
 	}
 	if got := wait(full, Critical); got != 10*time.Millisecond {
-		t.Errorf("of the highest class: got %s, want no waiter before it", got)
+		t.Errorf("of the highest criticality: got %s, want no waiter before it", got)
 	}
 	taken := fresh()
 	taken.served.add(now, Critical, 0)
@@ -63,7 +63,7 @@ func TestExpectedWaitIsThatOfItsClass(t *testing.T) {
 		taken.served.add(now, Critical, 5_000) // five slots
 	}
 	if got := wait(taken, Default); got < 19*time.Millisecond || got > 21*time.Millisecond {
-		t.Errorf("while the class above takes five slots of ten: got %s", got)
+		t.Errorf("while the criticality above takes five slots of ten: got %s", got)
 	}
 }
 
@@ -111,7 +111,7 @@ func TestAnOutageOfInstancesTeachesNoSlack(t *testing.T) {
 		p.cost, p.durations.n = costModel{calls: 1, ms: 1000}, completionsKnown
 		var last *Request
 		for range 12 {
-			last = &Request{Flow: "a", Class: Default}
+			last = &Request{Flow: "a", Criticality: Default}
 			x.send(0, last)
 		}
 		if last.expected < 8000 {
@@ -153,7 +153,7 @@ func setBack(now time.Time, by time.Duration) time.Time {
 }
 
 // The service of the last ten seconds is that by the monotonic clock: where the system's clock is set back an hour, no
-// class is taken to have been served for an hour.
+// criticality is taken to have been served for an hour.
 func TestAClockThatIsSetBackKeepsNoOldService(t *testing.T) {
 	t.Parallel()
 	var s service
@@ -172,9 +172,9 @@ func TestAClockThatIsSetBackKeepsNoOldService(t *testing.T) {
 	}
 	s.advance(later)
 	if share := s.share(Default); share > 0 {
-		t.Errorf("a class that was not served for 20 s has a share of %.2f", share)
+		t.Errorf("a criticality that was not served for 20 s has a share of %.2f", share)
 	}
 	if slots := s.slots(later, Critical); slots > 1.2 {
-		t.Errorf("a class that is served with a second each second has %.1f slots, want 1", slots)
+		t.Errorf("a criticality that is served with a second each second has %.1f slots, want 1", slots)
 	}
 }

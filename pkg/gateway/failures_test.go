@@ -163,7 +163,7 @@ func TestReadingsThatSayNothingDecideNothing(t *testing.T) {
 						p.Grant(now, []slot.Held{{Instance: k%2 + 1, Number: k / 2, Token: 1}})
 					}
 				}
-				r := &Request{Class: Critical}
+				r := &Request{Criticality: Critical}
 				if inFlight, refused := p.Arrive(now, r); !inFlight {
 					t.Fatalf("request %d does not go: %v", n, refused)
 				}
@@ -293,7 +293,7 @@ func TestCallKeepsItsSlotWhileItsInstanceIsGone(t *testing.T) {
 	slot := []slot.Held{{Instance: 1, Number: 1, Token: 1}}
 	p.SetInstances(now, list)
 	p.Grant(now, slot)
-	first, second := &Request{Class: Critical}, &Request{Class: Critical}
+	first, second := &Request{Criticality: Critical}, &Request{Criticality: Critical}
 	if inFlight, refused := p.Arrive(now, first); !inFlight {
 		t.Fatal(refused)
 	}

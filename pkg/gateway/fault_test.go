@@ -57,7 +57,7 @@ func newFaultRun(instances int32) *faultRun {
 // wait makes requests that wait.
 func (f *faultRun) wait(n int) {
 	for range n {
-		r := &Request{Class: Critical, Leave: func(r *Request, _ Dropped) { f.begin(r) }}
+		r := &Request{Criticality: Critical, Leave: func(r *Request, _ Dropped) { f.begin(r) }}
 		if inFlight, _ := f.pool.Arrive(f.now, r); inFlight {
 			f.begin(r)
 		}

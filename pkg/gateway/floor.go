@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// service counts the cost that each class was served with of late, in ten buckets of time. A call is counted whole when
-// it begins, and a bucket lasts for as long as two calls take to begin where that is more than a second: the window has
-// 20 calls or more, so that a share of a twentieth can be told from none.
+// service counts the cost that each criticality was served with of late, in ten buckets of time. A call is counted
+// whole when it begins, and a bucket lasts for as long as two calls take to begin where that is more than a second: the
+// window has 20 calls or more, so that a share of a twentieth can be told from none.
 type service struct {
 	buckets [10]bucket
-	sums    [classCount]float64
+	sums    [criticalityCount]float64
 	at      int64         // number of the newest bucket
 	width   time.Duration // of the newest bucket, see serviceWidth; bucketLeast if it is less
 	since   time.Time     // when the first call of the window began; zero: there was none
@@ -18,7 +18,7 @@ type service struct {
 
 type bucket struct {
 	begun time.Time // zero: it was not used yet
-	cost  [classCount]float64
+	cost  [criticalityCount]float64
 }
 
 // bucketLeast is the least width of a bucket.
@@ -48,7 +48,7 @@ func (s *service) advance(now time.Time) {
 		*s.bucket(s.at) = bucket{begun: begun}
 	}
 	// Summed anew: what additions and subtractions leave of nothing would look like service.
-	s.sums = [classCount]float64{}
+	s.sums = [criticalityCount]float64{}
 	for _, b := range s.buckets {
 		for c, cost := range b.cost {
 			s.sums[c] += cost
@@ -57,7 +57,7 @@ func (s *service) advance(now time.Time) {
 }
 
 // add counts the cost of a call that begins, and returns the number of its bucket.
-func (s *service) add(now time.Time, c RequestClass, cost float64) int64 {
+func (s *service) add(now time.Time, c Criticality, cost float64) int64 {
 	s.advance(now)
 	if s.since.IsZero() {
 		s.since = now
@@ -70,7 +70,7 @@ func (s *service) add(now time.Time, c RequestClass, cost float64) int64 {
 // correct takes in the true cost of a call of which the estimate was added to the bucket of that number. What was
 // estimated too much is taken back there, as long as the window has that bucket: elsewhere it would take back the
 // service of other calls. What was estimated too little is service of now.
-func (s *service) correct(now time.Time, number int64, c RequestClass, estimate, cost float64) {
+func (s *service) correct(now time.Time, number int64, c Criticality, estimate, cost float64) {
 	if cost >= estimate {
 		s.add(now, c, cost-estimate)
 		return
@@ -83,8 +83,8 @@ func (s *service) correct(now time.Time, number int64, c RequestClass, estimate,
 	s.sums[c] += cost - estimate
 }
 
-// slots is how many slots a class had in the mean of the window, as far as it is known.
-func (s *service) slots(now time.Time, c RequestClass) float64 {
+// slots is how many slots a criticality had in the mean of the window, as far as it is known.
+func (s *service) slots(now time.Time, c Criticality) float64 {
 	covers := max(now.Sub(s.since), s.width, bucketLeast) // no less: calls are counted whole when they begin
 	if oldest := s.bucket(s.at + 1).begun; !oldest.IsZero() {
 		covers = min(covers, now.Sub(oldest))
@@ -92,9 +92,9 @@ func (s *service) slots(now time.Time, c RequestClass) float64 {
 	return s.sums[c] / milliseconds(covers)
 }
 
-// lead is how much more than its floor a class was served within the window: the service of all classes, in
+// lead is how much more than its floor a criticality was served within the window: the service of all criticalities, in
 // milliseconds, until its share is the floor if it gets none.
-func (s *service) lead(c RequestClass, floor float64) float64 {
+func (s *service) lead(c Criticality, floor float64) float64 {
 	var total float64
 	for _, sum := range s.sums {
 		total += sum
@@ -105,8 +105,8 @@ func (s *service) lead(c RequestClass, floor float64) float64 {
 	return max(0, s.sums[c]/floor-total)
 }
 
-// share is the part of a class of all service; 1 while there was none.
-func (s *service) share(c RequestClass) float64 {
+// share is the part of a criticality of all service; 1 while there was none.
+func (s *service) share(c Criticality) float64 {
 	var total float64
 	for _, sum := range s.sums {
 		total += sum

@@ -2,18 +2,18 @@ package gateway
 
 import "container/heap"
 
-// flow is the state of one flow in one class of a pool.
+// flow is the state of one flow in one criticality of a pool.
 type flow struct {
-	name     string
-	class    RequestClass
-	weight   float64
-	start    float64 // S: tag of its next request; meaningful while it is backlogged
-	finish   float64 // F: where its service so far ends in virtual time
-	place    int     // in the heap of its class; -1: not backlogged
-	turn     uint64  // when it became backlogged, or was served: the earlier of equal tags goes first
-	evicted  uint64  // when one of its requests was evicted last; 0: never
-	inFlight int
-	cost     costModel
+	name        string
+	criticality Criticality
+	weight      float64
+	start       float64 // S: tag of its next request; meaningful while it is backlogged
+	finish      float64 // F: where its service so far ends in virtual time
+	place       int     // in the heap of its criticality; -1: not backlogged
+	turn        uint64  // when it became backlogged, or was served: the earlier of equal tags goes first
+	evicted     uint64  // when one of its requests was evicted last; 0: never
+	inFlight    int
+	cost        costModel
 
 	head, tail *Request // waiting, first in first
 	waiting    int
@@ -45,7 +45,7 @@ func (f *flow) unlink(r *Request) {
 	f.waiting--
 }
 
-// line is the waiting requests of one class: start-time fair queueing over its flows.
+// line is the waiting requests of one criticality: start-time fair queueing over its flows.
 type line struct {
 	flows    map[string]*flow // with requests or with a debt
 	heap     flowHeap         // backlogged flows, least start tag first
@@ -60,13 +60,13 @@ type line struct {
 
 func newLine() *line { return &line{flows: map[string]*flow{}, most: 10 * flowsKept} }
 
-func (l *line) flow(name string, class RequestClass, weight float64) *flow {
+func (l *line) flow(name string, criticality Criticality, weight float64) *flow {
 	f := l.flows[name]
 	if f == nil {
 		if len(l.flows) >= l.most {
 			l.sweep()
 		}
-		f = &flow{name: name, class: class, place: -1}
+		f = &flow{name: name, criticality: criticality, place: -1}
 		l.flows[name] = f
 	}
 	f.weight = weight
@@ -182,7 +182,7 @@ func (l *line) forget(f *flow) {
 	}
 }
 
-// flowsKept is how many flows of a class keep their means of cost although nothing of them is here.
+// flowsKept is how many flows of a criticality keep their means of cost although nothing of them is here.
 const flowsKept = 1000
 
 // share is how many of the waiting requests a flow may have when the pool is full: by weight among the

@@ -32,7 +32,7 @@ type Config struct {
 
 // Pusher makes a request a durable entry.
 type Pusher interface {
-	// Push puts the body into the queue of a model, with a priority by class, and returns the id of the
+	// Push puts the body into the queue of a model, with a priority by criticality, and returns the id of the
 	// entry and the address of its state.
 	Push(ctx context.Context, d Durable) (id, location string, err error)
 	// AcceptedBefore says whether Push would return the entry of an earlier request, by the key.
@@ -52,7 +52,7 @@ type DurableOutcome struct {
 // Durable is a request on its way into a queue.
 type Durable struct {
 	Model, Queue, Flow string
-	Class              RequestClass
+	Criticality        Criticality
 	Body               []byte        // as the client sent it, of the OpenAI protocol with the operation of its path
 	Within             time.Duration // in which its answer is of use; 0: there is no such bound
 	Key                string        // idempotency key of the client, unique to its token; empty: none
@@ -71,7 +71,7 @@ type Charger interface {
 // Charge is what a flow pays for one call.
 type Charge struct {
 	Model, Queue, Flow string
-	Class              RequestClass
+	Criticality        Criticality
 	Took               time.Duration // that a slot was busy
 	GPU                time.Duration // that, times the GPUs of the instance and the sequences that were asked for
 	Wasted             bool          // the answer did not reach the client whole
@@ -110,10 +110,10 @@ type Gateway struct {
 
 // FlowState has the settings of a flow, for all models.
 type FlowState struct {
-	Class  RequestClass // of its requests that name none, and the highest that they may name
-	Set    bool         // Class is set
-	Weight float64      // 0 is taken as 1
-	Paused PauseState   // of all its requests
+	Criticality Criticality // of its requests that name none, and the highest that they may name
+	Set         bool        // Criticality is set
+	Weight      float64     // 0 is taken as 1
+	Paused      PauseState  // of all its requests
 }
 
 // New returns a gateway that knows no model yet.
@@ -238,7 +238,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // share returns the flow whose share of a pool the requests of a flow take: the granted one, or the longest name below
-// it that has a class or a weight of its own. Else a client would have a share for each name that it thinks of.
+// it that has a criticality or a weight of its own. Else a client would have a share for each name that it thinks of.
 func (g *Gateway) share(name, granted string) string {
 	flows := g.flows.Load()
 	for name != granted {
@@ -262,7 +262,7 @@ func (g *Gateway) flow(name string) (set FlowState) {
 	for {
 		of := (*flows)[name]
 		if !set.Set {
-			set.Class, set.Set = of.Class, of.Set
+			set.Criticality, set.Set = of.Criticality, of.Set
 		}
 		set.Weight, set.Paused = cmp.Or(set.Weight, of.Weight), set.Paused.longer(of.Paused)
 		end := strings.LastIndexByte(name, '/')

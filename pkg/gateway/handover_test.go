@@ -258,7 +258,7 @@ func TestLeasesBeginAnewWhenASlotWasHandedOver(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		go func() { _ = l.Run(ctx) }()
 		for range 3 {
-			go func() { _ = l.pool("m").await(ctx, &Request{Flow: "f", Class: Critical, TTL: time.Hour}) }()
+			go func() { _ = l.pool("m").await(ctx, &Request{Flow: "f", Criticality: Critical, TTL: time.Hour}) }()
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
@@ -329,7 +329,7 @@ func TestSlotThatComesIdleBehindAHintIsHandedOver(t *testing.T) {
 		})
 		var calls []*Request
 		admit := func() {
-			call := &Request{Flow: "f", Class: Critical, TTL: time.Hour}
+			call := &Request{Flow: "f", Criticality: Critical, TTL: time.Hour}
 			if err := pool.await(ctx, call); err != nil {
 				t.Fatal(err)
 			}

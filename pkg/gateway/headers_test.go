@@ -97,21 +97,21 @@ func TestBodiesThatWaitAreBounded(t *testing.T) {
 	refusedWith(t, p.post(chat, body), http.StatusTooManyRequests, "overloaded", "overloaded")
 }
 
-// A request that makes room for one of a higher class is told so by its reason, with the code of a full pool.
+// A request that makes room for one of a higher criticality is told so by its reason, with the code of a full pool.
 func TestAnEvictedRequestIsToldSo(t *testing.T) {
 	t.Parallel()
 	p := full(t, func(_ *Config, m *ModelState) { m.Policy.Total = 1 })
 	evicted := make(chan reply, 1)
-	go func() { evicted <- p.post(chat, `{"model":"m"}`, "X-Penstock-Class", "sheddable") }()
+	go func() { evicted <- p.post(chat, `{"model":"m"}`, "X-Penstock-Criticality", "sheddable") }()
 	workertest.WaitFor(t, func() bool { return p.state().Waiting["sheddable"] == 1 })
 	ctx, leave := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	defer group.Wait()
 	defer leave()
-	p.occupy(ctx, &group, `{"model":"m"}`, "X-Penstock-Class", "critical")
+	p.occupy(ctx, &group, `{"model":"m"}`, "X-Penstock-Criticality", "critical")
 	refusedWith(t, <-evicted, http.StatusTooManyRequests, "overloaded", "evicted")
 	workertest.WaitFor(t, func() bool { return p.state().Waiting["critical"] == 1 })
-	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Class", "critical"), http.StatusTooManyRequests, "overloaded", "overloaded")
+	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Criticality", "critical"), http.StatusTooManyRequests, "overloaded", "overloaded")
 }
 
 func TestAGatewayCanRememberNothing(t *testing.T) {

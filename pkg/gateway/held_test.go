@@ -71,7 +71,7 @@ func TestWaitingBodiesOfOneTokenLeaveRoomForOthers(t *testing.T) {
 	budget := &byteBudget{most: 1000, each: 500}
 	var evil, shop heldBytes
 	send := func(p *Pool, by *heldBytes, n int) (*Request, *Rejection) {
-		r := &Request{Flow: "f", Class: Default, Bytes: n, Held: by}
+		r := &Request{Flow: "f", Criticality: Default, Bytes: n, Held: by}
 		_, refused := p.Arrive(now, r)
 		return r, refused
 	}

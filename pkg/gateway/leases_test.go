@@ -36,7 +36,7 @@ func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 	var calls []*Request
 	launched := 0
 	send := func(now time.Time, p *Pool) {
-		r := &Request{Flow: "a", Class: Critical, Leave: func(_ *Request, why Dropped) {
+		r := &Request{Flow: "a", Criticality: Critical, Leave: func(_ *Request, why Dropped) {
 			if why == DropNone {
 				launched++
 			}
@@ -78,7 +78,7 @@ func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 func TestOwedSlotsAreGivenBackAtTheEnd(t *testing.T) {
 	t.Parallel()
 	l, pool := awayLeases(t)
-	r := &Request{Flow: "a", Class: Critical}
+	r := &Request{Flow: "a", Criticality: Critical}
 	pool.do(func(now time.Time, p *Pool) {
 		if inFlight, refused := p.Arrive(now, r); !inFlight {
 			t.Fatal(refused)
@@ -306,7 +306,7 @@ func TestLeasesWaitForComparisonsForAMomentAlone(t *testing.T) {
 		defer group.Wait()
 		defer cancel()
 		l.pool("m").do(func(now time.Time, p *Pool) {
-			if _, refused := p.Arrive(now, &Request{Flow: "a", Class: Critical, Leave: func(*Request, Dropped) {}}); refused != nil {
+			if _, refused := p.Arrive(now, &Request{Flow: "a", Criticality: Critical, Leave: func(*Request, Dropped) {}}); refused != nil {
 				t.Fatal(refused)
 			}
 		})

@@ -80,7 +80,7 @@ func TestSlowTokensLowerTheLimit(t *testing.T) {
 		policy := DefaultPolicy()
 		policy.TPOTMax = worker.Seconds(c.most)
 		x := newTraffic(1, 1, 20, policy)
-		r := &Request{Flow: "a", Class: Default}
+		r := &Request{Flow: "a", Criticality: Default}
 		if inFlight, refused := x.pools[0].Arrive(x.now, r); !inFlight {
 			t.Fatal(refused)
 		}

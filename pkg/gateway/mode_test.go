@@ -37,7 +37,7 @@ func TestTheModeChangesAtTheBoundsOfItsBand(t *testing.T) {
 		{0, ModePass},
 	} {
 		for len(calls) < step.load {
-			r := &Request{Flow: "f", Class: Critical, Leave: func(*Request, Dropped) {}}
+			r := &Request{Flow: "f", Criticality: Critical, Leave: func(*Request, Dropped) {}}
 			if inFlight, refused := p.Arrive(now, r); !inFlight {
 				t.Fatalf("call %d does not begin (%v)", len(calls)+1, refused)
 			}

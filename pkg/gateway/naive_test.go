@@ -8,29 +8,29 @@ import (
 // naive is the specification of a pool, written down without any structure that makes it fast: one list
 // of waiting requests that is searched anew for each decision. One instance, no affinity, no cooling.
 type naive struct {
-	policy   PoolPolicy
-	slots    int // held
-	usable   bool
-	waiting  []*naiveRequest
-	inFlight int
-	flows    map[naiveFlow]*naiveTags
-	virtual  [classCount]float64
-	last     [classCount]float64
-	ofClass  [classCount]int // of those in flight
-	turns    uint64
-	evicted  uint64
-	spent    []naiveSpent
-	bucket   int64     // of the service: the number of the newest one
-	begun    time.Time // and when it began; zero: none has
-	width    time.Duration
+	policy        PoolPolicy
+	slots         int // held
+	usable        bool
+	waiting       []*naiveRequest
+	inFlight      int
+	flows         map[naiveFlow]*naiveTags
+	virtual       [criticalityCount]float64
+	last          [criticalityCount]float64
+	ofCriticality [criticalityCount]int // of those in flight
+	turns         uint64
+	evicted       uint64
+	spent         []naiveSpent
+	bucket        int64     // of the service: the number of the newest one
+	begun         time.Time // and when it began; zero: none has
+	width         time.Duration
 	// serviceWidth is the pool's: the means of its calls are not part of the model.
 	serviceWidth func() time.Duration
 	cold         bool
 }
 
 type naiveFlow struct {
-	class RequestClass
-	name  string
+	criticality Criticality
+	name        string
 }
 
 type naiveTags struct {
@@ -53,9 +53,9 @@ type naiveRequest struct {
 }
 
 type naiveSpent struct {
-	bucket int64
-	class  RequestClass
-	cost   float64
+	bucket      int64
+	criticality Criticality
+	cost        float64
 }
 
 // event is one thing that a pool or its model reports.
@@ -82,9 +82,9 @@ func (n *naive) of(f naiveFlow) (list []*naiveRequest) {
 	return list
 }
 
-func (n *naive) inClass(c RequestClass) (list []*naiveRequest) {
+func (n *naive) inCriticality(c Criticality) (list []*naiveRequest) {
 	for _, r := range n.waiting {
-		if r.flow.class == c {
+		if r.flow.criticality == c {
 			list = append(list, r)
 		}
 	}
@@ -121,7 +121,7 @@ func (n *naive) expire(now time.Time) (out []event) {
 func (n *naive) idle() bool { return n.usable && n.inFlight < n.slots }
 
 func (n *naive) charge(r *naiveRequest, now time.Time) {
-	c := r.flow.class
+	c := r.flow.criticality
 	t := n.tags(r.flow)
 	start := max(n.virtual[c], t.finish)
 	if len(n.of(r.flow)) > 0 {
@@ -134,7 +134,7 @@ func (n *naive) charge(r *naiveRequest, now time.Time) {
 		n.turns++
 		t.start, t.turn = t.finish, n.turns
 	}
-	n.ofClass[c]++
+	n.ofCriticality[c]++
 	n.inFlight++
 	n.advance(now)
 	r.bucket = n.bucket
@@ -153,11 +153,11 @@ func (n *naive) advance(now time.Time) {
 	n.spent = slices.DeleteFunc(n.spent, func(s naiveSpent) bool { return n.bucket-s.bucket >= 10 })
 }
 
-func (n *naive) share(c RequestClass) float64 {
+func (n *naive) share(c Criticality) float64 {
 	var own, all float64
 	for _, s := range n.spent {
 		all += s.cost
-		if s.class == c {
+		if s.criticality == c {
 			own += s.cost
 		}
 	}
@@ -169,20 +169,20 @@ func (n *naive) share(c RequestClass) float64 {
 
 // next is the waiting request to be served next.
 func (n *naive) next() *naiveRequest {
-	classes := []RequestClass{}
-	for c := range RequestClass(classCount) {
-		if len(n.inClass(c)) > 0 && n.share(c) < n.policy.Floors.of(c) {
-			classes = append(classes, c)
+	criticalities := []Criticality{}
+	for c := range Criticality(criticalityCount) {
+		if len(n.inCriticality(c)) > 0 && n.share(c) < n.policy.Floors.of(c) {
+			criticalities = append(criticalities, c)
 		}
 	}
-	for c := range RequestClass(classCount) {
-		if !slices.Contains(classes, c) {
-			classes = append(classes, c)
+	for c := range Criticality(criticalityCount) {
+		if !slices.Contains(criticalities, c) {
+			criticalities = append(criticalities, c)
 		}
 	}
-	for _, c := range classes {
+	for _, c := range criticalities {
 		var best *naiveRequest
-		for _, r := range n.inClass(c) { // in order of arrival: the first of a flow is met first
+		for _, r := range n.inCriticality(c) { // in order of arrival: the first of a flow is met first
 			if best == nil || r.flow != best.flow && before(n.tags(r.flow), n.tags(best.flow)) {
 				best = r
 			}
@@ -238,14 +238,14 @@ func (n *naive) arrive(now time.Time, r *naiveRequest, estimate func(*naiveTags)
 		return false, DropDeadline, out
 	}
 	above := 0
-	for c := range r.flow.class + 1 {
-		above += len(n.inClass(c))
+	for c := range r.flow.criticality + 1 {
+		above += len(n.inCriticality(c))
 	}
 	ceiling := 0
 	if n.usable {
 		ceiling = n.slots
 	}
-	most := float64(ceiling) * n.policy.Holdback.of(r.flow.class)
+	most := float64(ceiling) * n.policy.Holdback.of(r.flow.criticality)
 	if above == 0 && (n.inFlight < int(most) || n.inFlight == 0 && most > 0) && n.idle() {
 		n.charge(r, now)
 		return true, DropNone, out
@@ -267,7 +267,7 @@ func (n *naive) arrive(now time.Time, r *naiveRequest, estimate func(*naiveTags)
 	}
 	if len(n.of(r.flow)) == 0 {
 		n.turns++
-		t.start, t.turn = max(n.virtual[r.flow.class], t.finish), n.turns
+		t.start, t.turn = max(n.virtual[r.flow.criticality], t.finish), n.turns
 	}
 	n.wait(r, now)
 	n.waiting = append(n.waiting, r)
@@ -283,9 +283,9 @@ func (n *naive) arrive(now time.Time, r *naiveRequest, estimate func(*naiveTags)
 
 func (n *naive) victim(r *naiveRequest) *naiveRequest {
 	newest := func(f naiveFlow) *naiveRequest { list := n.of(f); return list[len(list)-1] }
-	for c := Sheddable; c > r.flow.class; c-- {
+	for c := Sheddable; c > r.flow.criticality; c-- {
 		var best *naiveFlow
-		for _, w := range n.inClass(c) {
+		for _, w := range n.inCriticality(c) {
 			if best == nil || n.tags(w.flow).evicted < n.tags(*best).evicted ||
 				n.tags(w.flow).evicted == n.tags(*best).evicted && n.longer(w.flow, *best) {
 				best = &w.flow
@@ -295,12 +295,12 @@ func (n *naive) victim(r *naiveRequest) *naiveRequest {
 			return newest(*best)
 		}
 	}
-	if r.flow.class == Critical {
+	if r.flow.criticality == Critical {
 		return nil
 	}
 	longest, weights := naiveFlow{}, 0.0
 	seen := map[naiveFlow]bool{}
-	for _, w := range n.inClass(r.flow.class) {
+	for _, w := range n.inCriticality(r.flow.criticality) {
 		if !seen[w.flow] {
 			seen[w.flow] = true
 			weights += w.weight
@@ -326,7 +326,7 @@ func (n *naive) victim(r *naiveRequest) *naiveRequest {
 // tagOf is the start tag of the request of a flow behind the first k that wait.
 func (n *naive) tagOf(f naiveFlow, k int) float64 {
 	t, list := n.tags(f), n.of(f)
-	tag := max(n.virtual[f.class], t.finish)
+	tag := max(n.virtual[f.criticality], t.finish)
 	if len(list) > 0 {
 		tag = t.start
 	}
@@ -337,10 +337,10 @@ func (n *naive) tagOf(f naiveFlow, k int) float64 {
 }
 
 func (n *naive) end(now time.Time, r *naiveRequest, ms float64, learn bool) []event {
-	c := r.flow.class
+	c := r.flow.criticality
 	t := n.tags(r.flow)
 	n.inFlight--
-	n.ofClass[c]--
+	n.ofCriticality[c]--
 	if learn {
 		t.cost.observe(ms, 0, 0)
 	}
@@ -353,7 +353,7 @@ func (n *naive) end(now time.Time, r *naiveRequest, ms float64, learn bool) []ev
 	default:
 		t.start = max(t.start, t.finish)
 	}
-	if n.ofClass[c] == 0 && len(n.inClass(c)) == 0 {
+	if n.ofCriticality[c] == 0 && len(n.inCriticality(c)) == 0 {
 		n.virtual[c] = max(n.virtual[c], n.last[c])
 	}
 	n.advance(now)

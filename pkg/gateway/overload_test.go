@@ -25,7 +25,7 @@ func TestUnracedYoungOverloadIsRefusedAtArrival(t *testing.T) {
 		counts := func(r *Request) bool { return !r.arrived.Before(from) }
 		x.dropped = func(_ int, r *Request, why Dropped, waited time.Duration) {
 			switch {
-			case r.Class == Critical:
+			case r.Criticality == Critical:
 				t.Errorf("a critical request was dropped: %s", why)
 			case waited > ttl+5*time.Millisecond:
 				t.Errorf("a wait of %s ended after %s", ttl, waited)
@@ -41,12 +41,12 @@ func TestUnracedYoungOverloadIsRefusedAtArrival(t *testing.T) {
 				served++
 			}
 		}
-		for class, part := range []float64{Critical: 0.3, Default: 0.9, Sheddable: 0.8} {
+		for criticality, part := range []float64{Critical: 0.3, Default: 0.9, Sheddable: 0.8} {
 			n := 0
 			x.poisson(part*capacity, func() {
 				n++
-				class := RequestClass(class) //nolint:gosec // below classCount
-				x.send(0, &Request{Class: class, Flow: fmt.Sprint(class, n%20), TTL: ttl})
+				criticality := Criticality(criticality) //nolint:gosec // below criticalityCount
+				x.send(0, &Request{Criticality: criticality, Flow: fmt.Sprint(criticality, n%20), TTL: ttl})
 			})
 		}
 		x.run(ttl + 3*time.Second)
@@ -70,9 +70,9 @@ func TestNoRequestIsEvictedForNothing(t *testing.T) {
 		x.SetInstances(now, []InstanceState{{ID: 1, Slots: 1, Usable: true}})
 	}
 	evicted := 0
-	send := func(p *Pool, class RequestClass, bytes int) *Rejection {
+	send := func(p *Pool, criticality Criticality, bytes int) *Rejection {
 		_, refused := p.Arrive(now, &Request{
-			Flow: class.String(), Class: class, Bytes: bytes, Leave: func(*Request, Dropped) { evicted++ },
+			Flow: criticality.String(), Criticality: criticality, Bytes: bytes, Leave: func(*Request, Dropped) { evicted++ },
 		})
 		return refused
 	}
@@ -94,12 +94,12 @@ func TestNoRequestIsEvictedForNothing(t *testing.T) {
 		t.Errorf("got %v, and %d are evicted: the bytes of a critical request are no room", refused, evicted)
 	}
 	if b := p.lines[Sheddable].bytes + p.lines[Critical].bytes; b != p.bytes || b != 200 {
-		t.Errorf("the classes have %d bytes, and the pool %d", b, p.bytes)
+		t.Errorf("the criticalities have %d bytes, and the pool %d", b, p.bytes)
 	}
 }
 
-// Requests of its own class go for a newcomer only if they are enough, and if it is served before them.
-func TestNoRequestOfTheOwnClassIsEvictedForNothing(t *testing.T) {
+// Requests of its own criticality go for a newcomer only if they are enough, and if it is served before them.
+func TestNoRequestOfTheOwnCriticalityIsEvictedForNothing(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_700_000_000, 0)
 	setUp := func(total int) (p *Pool, send func(flow string, bytes int) *Rejection, evicted *int) {
@@ -109,7 +109,7 @@ func TestNoRequestOfTheOwnClassIsEvictedForNothing(t *testing.T) {
 		p.SetInstances(now, []InstanceState{{ID: 1, Slots: 1, Usable: true}})
 		return p, func(flow string, bytes int) *Rejection {
 			_, refused := p.Arrive(now, &Request{
-				Flow: flow, Class: Default, Bytes: bytes, Leave: func(*Request, Dropped) { *evicted++ },
+				Flow: flow, Criticality: Default, Bytes: bytes, Leave: func(*Request, Dropped) { *evicted++ },
 			})
 			return refused
 		}, evicted

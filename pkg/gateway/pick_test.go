@@ -24,7 +24,7 @@ func TestAdaptersAreForgotten(t *testing.T) {
 		p.Grant(now, []slot.Held{{Instance: 1, Number: n, Token: int64(n) + 1}, {Instance: 2, Number: n, Token: int64(n) + 11}})
 	}
 	call := func(adapter string) (r *Request) {
-		r = &Request{Class: Default, Adapter: adapter}
+		r = &Request{Criticality: Default, Adapter: adapter}
 		if inFlight, refused := p.Arrive(now, r); !inFlight || refused != nil {
 			t.Fatalf("the call does not begin: %v", refused)
 		}

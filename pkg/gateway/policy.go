@@ -17,11 +17,11 @@ type PoolPolicy struct {
 	FlowTotal int            `json:"flow_total"` // of one flow
 	QueueTTL  worker.Seconds `json:"queue_ttl"`  // longest wait of a request that names none
 
-	// Holdback is the part of the ceiling up to which a class passes the queue by. It does not keep
-	// slots idle: a request that waits gets an idle slot whatever its class.
-	Holdback ByClass `json:"holdback"`
-	// Floors are shares of the service of late (10 s or 20 calls) below which a class with waiters goes first.
-	Floors ByClass `json:"floors"`
+	// Holdback is the part of the ceiling up to which a criticality passes the queue by. It does not keep
+	// slots idle: a request that waits gets an idle slot whatever its criticality.
+	Holdback ByCriticality `json:"holdback"`
+	// Floors are shares of the service of late (10 s or 20 calls) below which a criticality with waiters goes first.
+	Floors ByCriticality `json:"floors"`
 
 	// Watermark is the wanted number of calls to an instance, in flight and waiting, and Deviation the distance of the
 	// bounds around it at which the mode changes. A watermark of 0 puts the upper bound at the ceiling.
@@ -54,15 +54,15 @@ type PoolPolicy struct {
 	TPOTMax worker.Seconds `json:"tpot_max"`
 }
 
-// ByClass is a number for each class.
-type ByClass struct {
+// ByCriticality is a number for each criticality.
+type ByCriticality struct {
 	Critical  float64 `json:"critical"`
 	Default   float64 `json:"default"`
 	Sheddable float64 `json:"sheddable"`
 }
 
-func (b ByClass) of(c RequestClass) float64 {
-	return [classCount]float64{b.Critical, b.Default, b.Sheddable}[c]
+func (b ByCriticality) of(c Criticality) float64 {
+	return [criticalityCount]float64{b.Critical, b.Default, b.Sheddable}[c]
 }
 
 // What a pool does for a caller that cannot be admitted.
@@ -81,8 +81,8 @@ const (
 func DefaultPolicy() PoolPolicy {
 	return PoolPolicy{
 		Total: 1000, FlowTotal: 100, QueueTTL: worker.Seconds(30 * time.Second),
-		Holdback: ByClass{Critical: 1, Default: 0.95, Sheddable: 0.80},
-		Floors:   ByClass{Default: 0.20, Sheddable: 0.05}, Deviation: 0.1,
+		Holdback: ByCriticality{Critical: 1, Default: 0.95, Sheddable: 0.80},
+		Floors:   ByCriticality{Default: 0.20, Sheddable: 0.05}, Deviation: 0.1,
 		Reserved: 0.20, BatchReserved: 0.10,
 		Preempt: true, PreemptAfter: worker.Seconds(100 * time.Millisecond),
 		FairScope: FairShared, OnFull: OnFullRefuse, RefuseStatus: 429,
@@ -119,7 +119,7 @@ func (p PoolPolicy) validate() error {
 	check(p.PreemptAfter >= 0, "preempt_after", p.PreemptAfter.Duration(), "0 or more")
 	check(p.Watermark >= 0, "watermark_per_instance", p.Watermark, "0 or more")
 	check(p.Deviation >= 0 && p.Deviation < 1, "deviation", p.Deviation, "0 to 1, 1 excluded")
-	for c := range RequestClass(classCount) {
+	for c := range Criticality(criticalityCount) {
 		share("holdback."+c.String(), p.Holdback.of(c))
 		share("floors."+c.String(), p.Floors.of(c))
 	}

@@ -11,7 +11,7 @@ import (
 type Pool struct {
 	policy PoolPolicy
 	fleet  fleet
-	lines  [classCount]*line
+	lines  [criticalityCount]*line
 	budget *byteBudget
 
 	inFlight, waiting, bytes int
@@ -23,7 +23,7 @@ type Pool struct {
 	cost                     costModel
 	durations                durations
 	timeouts                 timeouts
-	slacks                   [classCount]slack
+	slacks                   [criticalityCount]slack
 	evictions                uint64
 	owed                     int           // busy slots that are to be given back when their calls end
 	returning                []*leasedSlot // those whose calls have ended: busy until surrender takes them out
@@ -32,11 +32,11 @@ type Pool struct {
 
 // Counts are the pool's counters since its start.
 type Counts struct {
-	Arrived, Bypassed, Queued, Dispatched, Ended [classCount]int64
+	Arrived, Bypassed, Queued, Dispatched, Ended [criticalityCount]int64
 	Dropped                                      map[Dropped]int64
 	Expired                                      int64 // that had waited, of those dropped
-	Evicted                                      [classCount]int64
-	CostMS                                       [classCount]float64
+	Evicted                                      [criticalityCount]int64
+	CostMS                                       [criticalityCount]float64
 }
 
 // NewPool returns a pool without instances.
@@ -56,11 +56,11 @@ func (p *Pool) ceiling() int { return p.fleet.ceiling() }
 // its slot is known; waiting, Leave will tell.
 func (p *Pool) Arrive(now time.Time, r *Request) (inFlight bool, refused *Rejection) {
 	p.Expire(now)
-	p.count.Arrived[r.Class]++
+	p.count.Arrived[r.Criticality]++
 	if r.Weight <= 0 {
 		r.Weight = 1
 	}
-	r.flow = p.lines[r.Class].flow(cmp.Or(r.Share, r.Flow), r.Class, r.Weight)
+	r.flow = p.lines[r.Criticality].flow(cmp.Or(r.Share, r.Flow), r.Criticality, r.Weight)
 	r.arrived, r.estimate, r.units = now, p.estimate(r), float64(max(r.Choices, 1))
 	r.trace = Trace{Mode: p.mode.String(), Arrived: now, Ahead: p.waiting, Estimate: r.estimate}
 	if refused := p.admissible(now, r); refused != nil {
@@ -69,7 +69,7 @@ func (p *Pool) Arrive(now time.Time, r *Request) (inFlight bool, refused *Reject
 	}
 	if p.bypasses(r) && p.launch(now, r) {
 		r.trace.Bypassed = true
-		p.count.Bypassed[r.Class]++
+		p.count.Bypassed[r.Criticality]++
 		p.updateMode(now)
 		return true, nil
 	}
@@ -78,7 +78,7 @@ func (p *Pool) Arrive(now time.Time, r *Request) (inFlight bool, refused *Reject
 		return false, p.refuse(now, r, refused)
 	}
 	p.enqueue(now, r)
-	// With an idle slot the request may be the next of its class, and leave at once.
+	// With an idle slot the request may be the next of its criticality, and leave at once.
 	leave := r.Leave
 	r.Leave = nil
 	p.dispatch(now)
@@ -107,13 +107,13 @@ func (p *Pool) refuse(now time.Time, r *Request, refused *Rejection) *Rejection 
 	r.trace.Dropped = refused.Reason
 	r.trace.WaitedMS = milliseconds(now.Sub(r.arrived))
 	p.count.Dropped[refused.Reason]++
-	p.lines[r.Class].forget(r.flow)
+	p.lines[r.Criticality].forget(r.flow)
 	return refused
 }
 
 // bypasses says whether the request may pass the queue by.
 func (p *Pool) bypasses(r *Request) bool {
-	for c := range r.Class + 1 {
+	for c := range r.Criticality + 1 {
 		if p.lines[c].waiting > 0 {
 			return false
 		}
@@ -122,7 +122,7 @@ func (p *Pool) bypasses(r *Request) bool {
 		_, upper := p.bounds()
 		return p.waiting == 0 && float64(p.inFlight) < upper
 	}
-	most := float64(p.ceiling()) * p.policy.Holdback.of(r.Class)
+	most := float64(p.ceiling()) * p.policy.Holdback.of(r.Criticality)
 	first := p.inFlight == 0 && most > 0 // of a small pool, in which nobody may wait
 	return p.inFlight < int(most) || first
 }
@@ -130,11 +130,11 @@ func (p *Pool) bypasses(r *Request) bool {
 func (p *Pool) enqueue(now time.Time, r *Request) {
 	ttl := p.ttl(r)
 	r.state, r.expires = stateWaiting, now.Add(ttl)
-	p.lines[r.Class].enqueue(r)
+	p.lines[r.Criticality].enqueue(r)
 	p.waiting++
 	p.bytes += r.Bytes
 	p.budget.add(r.Held, r.Bytes)
-	p.count.Queued[r.Class]++
+	p.count.Queued[r.Criticality]++
 	p.watch(r)
 	p.updateMode(now)
 }
@@ -198,11 +198,11 @@ func (p *Pool) launch(now time.Time, r *Request) bool {
 	if i == nil {
 		return false
 	}
-	r.trace.Start, r.trace.Virtual = r.flow.start, p.lines[r.Class].virtual
+	r.trace.Start, r.trace.Virtual = r.flow.start, p.lines[r.Criticality].virtual
 	r.trace.Instance, r.trace.Score = i.id, i.score(now, i.rate)
 	r.units = float64(max(r.Choices, 1) * i.gpus)
 	r.left = p.leftOf(now, r)
-	p.lines[r.Class].charge(r)
+	p.lines[r.Criticality].charge(r)
 	if r.state == stateWaiting {
 		p.observeWait(now, r, false)
 		p.unqueue(r)
@@ -216,15 +216,15 @@ func (p *Pool) launch(now time.Time, r *Request) bool {
 		i.adapters[r.Adapter] = now
 	}
 	p.inFlight++
-	r.bucket = p.served.add(now, r.Class, r.estimate)
-	p.count.Dispatched[r.Class]++
+	r.bucket = p.served.add(now, r.Criticality, r.estimate)
+	p.count.Dispatched[r.Criticality]++
 	r.trace.WaitedMS = milliseconds(now.Sub(r.arrived))
 	return true
 }
 
 // unqueue takes a waiting request out of the queue.
 func (p *Pool) unqueue(r *Request) {
-	p.lines[r.Class].remove(r)
+	p.lines[r.Criticality].remove(r)
 	p.waiting--
 	p.bytes -= r.Bytes
 	p.budget.add(r.Held, -r.Bytes)
@@ -236,7 +236,7 @@ func (p *Pool) drop(now time.Time, r *Request, reason Dropped) {
 	r.state = stateEnded
 	r.trace.Dropped, r.trace.WaitedMS = reason, milliseconds(now.Sub(r.arrived))
 	p.count.Dropped[reason]++
-	p.lines[r.Class].forget(r.flow)
+	p.lines[r.Criticality].forget(r.flow)
 	if r.Leave != nil {
 		r.Leave(r, reason)
 	}
@@ -260,7 +260,7 @@ func (p *Pool) dispatch(now time.Time) {
 	p.updateMode(now)
 }
 
-// dispatchOne launches the next request of the first class that has one with a place to go.
+// dispatchOne launches the next request of the first criticality that has one with a place to go.
 func (p *Pool) dispatchOne(now time.Time) bool {
 	for _, c := range p.order() {
 		r := p.lines[c].next()
@@ -275,19 +275,19 @@ func (p *Pool) dispatchOne(now time.Time) bool {
 	return false
 }
 
-// order lists the classes as they are served: critical, default, sheddable, but first those that got
+// order lists the criticalities as they are served: critical, default, sheddable, but first those that got
 // less than their floor although requests of theirs wait.
-func (p *Pool) order() [classCount]RequestClass {
-	var order [classCount]RequestClass
+func (p *Pool) order() [criticalityCount]Criticality {
+	var order [criticalityCount]Criticality
 	n := 0
-	var first [classCount]bool
-	for c := range RequestClass(classCount) {
+	var first [criticalityCount]bool
+	for c := range Criticality(criticalityCount) {
 		floor := p.policy.Floors.of(c)
 		if first[c] = p.lines[c].waiting > 0 && p.served.share(c) < floor; first[c] {
 			order[n], n = c, n+1
 		}
 	}
-	for c := range RequestClass(classCount) {
+	for c := range Criticality(criticalityCount) {
 		if !first[c] {
 			order[n], n = c, n+1
 		}
@@ -332,11 +332,11 @@ func (p *Pool) End(now time.Time, r *Request, end CallEnd) {
 	}
 	p.judge(now, r, i, end)
 	p.learn(r, i, end, actual)
-	p.lines[r.Class].correct(r, actual)
-	p.served.correct(now, r.bucket, r.Class, r.estimate, actual)
+	p.lines[r.Criticality].correct(r, actual)
+	p.served.correct(now, r.bucket, r.Criticality, r.estimate, actual)
 	r.trace.CostMS = actual
-	p.count.Ended[r.Class]++
-	p.count.CostMS[r.Class] += actual
+	p.count.Ended[r.Criticality]++
+	p.count.CostMS[r.Criticality] += actual
 	p.dispatch(now)
 }
 

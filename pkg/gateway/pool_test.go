@@ -112,7 +112,7 @@ func (x *twin) report(step string, e event) {
 	if !x.now.Before(r.limit) {
 		x.t.Fatalf("%s: request %d was dispatched %s after the end of its wait", step, e.id, x.now.Sub(r.limit))
 	}
-	f := naiveFlow{r.Class, r.Flow}
+	f := naiveFlow{r.Criticality, r.Flow}
 	if e.id < x.order[f] {
 		x.t.Fatalf("%s: request %d of flow %s came after %d", step, e.id, r.Flow, x.order[f])
 	}
@@ -124,7 +124,7 @@ func (x *twin) arrive() {
 	x.next++
 	id := x.next
 	r := &Request{
-		ID: strconv.Itoa(id), Flow: fmt.Sprint("f", x.rand.IntN(6)), Class: RequestClass(x.rand.IntN(3)), //nolint:gosec // small
+		ID: strconv.Itoa(id), Flow: fmt.Sprint("f", x.rand.IntN(6)), Criticality: Criticality(x.rand.IntN(3)), //nolint:gosec // small
 		Weight: 1,
 	}
 	if r.Flow == "f1" {
@@ -137,7 +137,7 @@ func (x *twin) arrive() {
 		r.Deadline = x.now.Add(time.Duration(x.rand.IntN(5000)) * time.Millisecond)
 	}
 	r.Leave = x.leave(id)
-	m := &naiveRequest{id: id, flow: naiveFlow{r.Class, r.Flow}, weight: r.Weight, deadline: r.Deadline, ttlAsked: r.TTL}
+	m := &naiveRequest{id: id, flow: naiveFlow{r.Criticality, r.Flow}, weight: r.Weight, deadline: r.Deadline, ttlAsked: r.TTL}
 	x.live[id], x.pairs[id] = r, m
 	inFlight, refused := x.pool.Arrive(x.now, r)
 	wantInFlight, wantRefused, want := x.model.arrive(x.now, m, func(t *naiveTags) float64 {
@@ -149,7 +149,7 @@ func (x *twin) arrive() {
 		}
 		return costInitial
 	})
-	step := fmt.Sprintf("arrive %d %s %s", id, r.Class, r.Flow)
+	step := fmt.Sprintf("arrive %d %s %s", id, r.Criticality, r.Flow)
 	got := DropNone
 	if refused != nil {
 		got = refused.Reason

@@ -40,7 +40,7 @@ func cacheHits(key func(r *Request, prompt int)) (four, five float64) {
 	}
 	x.poisson(0.6*64/0.1, func() {
 		n := x.rand.IntN(300)
-		r := &Request{ID: fmt.Sprint(n), Flow: fmt.Sprint(n % 7), Class: Default}
+		r := &Request{ID: fmt.Sprint(n), Flow: fmt.Sprint(n % 7), Criticality: Default}
 		key(r, n)
 		x.send(x.rand.IntN(2), r)
 	})
@@ -102,7 +102,7 @@ func TestUnracedAdaptersStayWhereTheyAreLoaded(t *testing.T) {
 		}
 		x.poisson(150, func() { // of 320
 			adapter := fmt.Sprint("lora-", x.rand.IntN(6))
-			r := &Request{ID: adapter, Class: Default}
+			r := &Request{ID: adapter, Criticality: Default}
 			if named {
 				r.Adapter = adapter
 			}
@@ -170,7 +170,7 @@ func TestFlowsShareTheSlotsOfSeveralGateways(t *testing.T) {
 				if i == 0 {
 					rate = min(rate*c.greedy, 4_000)
 				}
-				x.poisson(rate, func() { x.send(x.rand.IntN(c.gateways), &Request{Flow: fmt.Sprint("flow-", i), Class: Default}) })
+				x.poisson(rate, func() { x.send(x.rand.IntN(c.gateways), &Request{Flow: fmt.Sprint("flow-", i), Criticality: Default}) })
 			}
 			x.run(5 * time.Second)
 			counting = true
@@ -204,8 +204,8 @@ func TestUnracedTwiceTheCapacityIsOffered(t *testing.T) {
 	counting := false
 	var waits, late []float64
 	arrived := map[*Request]time.Time{}
-	lost := map[RequestClass]int{}
-	sent := map[RequestClass]int{}
+	lost := map[Criticality]int{}
+	sent := map[Criticality]int{}
 	x.began = func(_ int, r *Request) {
 		if counting {
 			waits = append(waits, milliseconds(x.now.Sub(arrived[r])))
@@ -215,19 +215,19 @@ func TestUnracedTwiceTheCapacityIsOffered(t *testing.T) {
 	}
 	x.dropped = func(_ int, r *Request, _ Dropped, after time.Duration) {
 		if counting {
-			lost[r.Class]++
+			lost[r.Criticality]++
 			late = append(late, milliseconds(after))
 		}
 		delete(arrived, r)
 	}
-	offer := func(class RequestClass, rate float64) {
+	offer := func(criticality Criticality, rate float64) {
 		n := 0
 		x.poisson(rate, func() {
 			n++
-			r := &Request{Class: class, Flow: fmt.Sprint(class, n%20)}
+			r := &Request{Criticality: criticality, Flow: fmt.Sprint(criticality, n%20)}
 			arrived[r] = x.now
 			if counting {
-				sent[class]++
+				sent[criticality]++
 			}
 			x.send(0, r)
 		})
@@ -253,23 +253,23 @@ func TestUnracedTwiceTheCapacityIsOffered(t *testing.T) {
 		t.Errorf("p99 until a refusal is %.0f ms", p99)
 	}
 	if served := sent[Sheddable] - lost[Sheddable]; float64(served) < 0.9*policy.Floors.Sheddable*60*capacity {
-		t.Errorf("%d sheddable requests were served, less than the floor of their class", served)
+		t.Errorf("%d sheddable requests were served, less than the floor of their criticality", served)
 	}
 	if lost[Critical] > 0 {
 		t.Errorf("%d critical requests were lost at 30 %% of the capacity", lost[Critical])
 	}
 }
 
-// A class whose calls turn out shorter than estimated, after their estimates have left the window, has no debt from
-// that: a floor of a fifth gives it at most one dispatch in five, and one of rounding, while a higher class waits.
+// A criticality whose calls turn out shorter than estimated, after their estimates have left the window, has no debt from
+// that: a floor of a fifth gives it at most one dispatch in five, and one of rounding, while a higher criticality waits.
 func TestAFloorGivesNoMoreWhereCallsAreShorterThanEstimated(t *testing.T) {
 	policy := DefaultPolicy()
 	policy.QueueTTL = worker.Seconds(time.Hour)
-	policy.Floors = ByClass{Default: .2, Sheddable: .05}
+	policy.Floors = ByCriticality{Default: .2, Sheddable: .05}
 	x := newTraffic(1, 1, 10, policy)
 	p, now := x.pools[0], x.now
 	for range 30 {
-		r := &Request{Flow: "d", Class: Default}
+		r := &Request{Flow: "d", Criticality: Default}
 		if dispatched, _ := p.Arrive(now, r); !dispatched {
 			t.Fatal("a request waits beside an idle slot")
 		}
@@ -279,21 +279,21 @@ func TestAFloorGivesNoMoreWhereCallsAreShorterThanEstimated(t *testing.T) {
 	now = now.Add(time.Minute)
 	var inFlight []*Request
 	for range 10 {
-		r := &Request{Flow: "d", Class: Default}
+		r := &Request{Flow: "d", Criticality: Default}
 		if dispatched, _ := p.Arrive(now, r); !dispatched {
 			t.Fatal("a request waits beside an idle slot")
 		}
 		inFlight = append(inFlight, r)
 	}
-	var dispatched [classCount]int
+	var dispatched [criticalityCount]int
 	leave := func(r *Request, d Dropped) {
 		if d == DropNone {
 			inFlight = append(inFlight, r)
-			dispatched[r.Class]++
+			dispatched[r.Criticality]++
 		}
 	}
 	for range 60 {
-		for _, r := range []*Request{{Flow: "c", Class: Critical, Leave: leave}, {Flow: "d", Class: Default, Leave: leave}} {
+		for _, r := range []*Request{{Flow: "c", Criticality: Critical, Leave: leave}, {Flow: "d", Criticality: Default, Leave: leave}} {
 			if dispatched, refused := p.Arrive(now, r); dispatched || refused != nil {
 				t.Fatal("a request does not wait although no slot is idle")
 			}
@@ -308,7 +308,7 @@ func TestAFloorGivesNoMoreWhereCallsAreShorterThanEstimated(t *testing.T) {
 		}
 		for c, sum := range p.served.sums {
 			if sum < 0 {
-				t.Fatalf("class %d was served for %.0f ms", c, sum)
+				t.Fatalf("criticality %d was served for %.0f ms", c, sum)
 			}
 		}
 	}
@@ -317,7 +317,7 @@ func TestAFloorGivesNoMoreWhereCallsAreShorterThanEstimated(t *testing.T) {
 	}
 }
 
-// While requests of all classes wait, two classes get their floors and critical requests the rest, however few calls
+// While requests of all criticalities wait, two criticalities get their floors and critical requests the rest, however few calls
 // begin in ten seconds.
 func TestFloorsHoldHoweverLongCallsTake(t *testing.T) {
 	t.Parallel()
@@ -329,26 +329,28 @@ func TestFloorsHoldHoweverLongCallsTake(t *testing.T) {
 		policy.QueueTTL = worker.Seconds(1000 * time.Hour)
 		x := newTraffic(1, 1, c.slots, policy)
 		x.took = func(*Request) time.Duration { return c.call/2 + time.Duration(x.rand.Int64N(int64(c.call))) }
-		var begun [classCount]float64
-		send := func(class RequestClass) { x.send(0, &Request{Flow: class.String(), Class: class}) }
-		x.began = func(_ int, r *Request) {
-			begun[r.Class]++
-			x.after(0, func() { send(r.Class) })
+		var begun [criticalityCount]float64
+		send := func(criticality Criticality) {
+			x.send(0, &Request{Flow: criticality.String(), Criticality: criticality})
 		}
-		for class := range RequestClass(classCount) {
+		x.began = func(_ int, r *Request) {
+			begun[r.Criticality]++
+			x.after(0, func() { send(r.Criticality) })
+		}
+		for criticality := range Criticality(criticalityCount) {
 			for range 20 {
-				send(class)
+				send(criticality)
 			}
 		}
 		const calls = 1000
 		x.run(30 * time.Second)
 		x.run(calls / 5 * c.call / time.Duration(c.slots))
-		begun = [classCount]float64{}
+		begun = [criticalityCount]float64{}
 		x.run(calls * c.call / time.Duration(c.slots))
 		all := begun[Critical] + begun[Default] + begun[Sheddable]
-		for class, want := range map[RequestClass]float64{Critical: 0.75, Default: 0.2, Sheddable: 0.05} {
-			if got := begun[class] / all; got < want-0.04 || got > want+0.04 {
-				t.Errorf("%d slots, calls of %s: %s requests were %.3f of %.0f, want %.2f", c.slots, c.call, class, got, all, want)
+		for criticality, want := range map[Criticality]float64{Critical: 0.75, Default: 0.2, Sheddable: 0.05} {
+			if got := begun[criticality] / all; got < want-0.04 || got > want+0.04 {
+				t.Errorf("%d slots, calls of %s: %s requests were %.3f of %.0f, want %.2f", c.slots, c.call, criticality, got, all, want)
 			}
 		}
 	}

@@ -71,10 +71,10 @@ func TestAsyncRequestsAreWithinTheRateOfTheirToken(t *testing.T) {
 func TestACriticalEntryAsksForNoMoreThanItsTokenMay(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		class   RequestClass
-		most    *int16
-		unasked int
-		want    *int16
+		criticality Criticality
+		most        *int16
+		unasked     int
+		want        *int16
 	}{
 		{Critical, nil, 1, new(int16(8))},
 		{Critical, new(int16(9)), 1, new(int16(8))},
@@ -84,7 +84,7 @@ func TestACriticalEntryAsksForNoMoreThanItsTokenMay(t *testing.T) {
 		{Default, new(int16(0)), 1, nil},
 		{Sheddable, new(int16(0)), 1, new(int16(0))},
 	} {
-		got := Durable{Class: c.class, PriorityMax: c.most}.priority(c.unasked)
+		got := Durable{Criticality: c.criticality, PriorityMax: c.most}.priority(c.unasked)
 		if (got == nil) != (c.want == nil) || got != nil && *got != *c.want {
 			t.Errorf("%+v: got %v", c, got)
 		}

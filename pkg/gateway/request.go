@@ -7,22 +7,22 @@ import (
 
 // Request is one online call on its way through a pool. The exported fields are the caller's.
 type Request struct {
-	ID       string
-	Flow     string // whose request it is
-	Share    string // flow whose share of the pool it takes; empty: Flow
-	Class    RequestClass
-	Weight   float64       // of the flow; 0 is taken as 1
-	Bytes    int           // of the body, which is kept while the request waits
-	Held     *heldBytes    // of the holder of the request; nil: none is known
-	TTL      time.Duration // longest wait; 0: the pool's
-	Deadline time.Time     // of the caller; zero: none
-	TokensIn float64       // estimated from the body; 0: not known
-	TokenMax float64       // that may be generated; 0: not bounded
-	Session  uint64        // hash of the session or cache key; 0: none
-	Prefix   []uint64      // hashes of the blocks that the prompt begins with
-	Adapter  string        // LoRA adapter; empty: none
-	Choices  int           // sequences that it asks for; 0 is taken as 1
-	Avoid    []int32       // instances that have refused it
+	ID          string
+	Flow        string // whose request it is
+	Share       string // flow whose share of the pool it takes; empty: Flow
+	Criticality Criticality
+	Weight      float64       // of the flow; 0 is taken as 1
+	Bytes       int           // of the body, which is kept while the request waits
+	Held        *heldBytes    // of the holder of the request; nil: none is known
+	TTL         time.Duration // longest wait; 0: the pool's
+	Deadline    time.Time     // of the caller; zero: none
+	TokensIn    float64       // estimated from the body; 0: not known
+	TokenMax    float64       // that may be generated; 0: not bounded
+	Session     uint64        // hash of the session or cache key; 0: none
+	Prefix      []uint64      // hashes of the blocks that the prompt begins with
+	Adapter     string        // LoRA adapter; empty: none
+	Choices     int           // sequences that it asks for; 0 is taken as 1
+	Avoid       []int32       // instances that have refused it
 	// Misrouted says that those in Avoid do not have what it asks for, as they answered.
 	Misrouted bool
 	// Leave is called once when the request is dispatched or dropped, under the pool's lock: it
@@ -84,13 +84,13 @@ type Trace struct {
 	Arrived  time.Time `json:"arrived_at"`
 	Ahead    int       `json:"ahead"`      // waiting requests at its arrival
 	Start    float64   `json:"start_tag"`  // of its flow at dispatch
-	Virtual  float64   `json:"virtual"`    // virtual time of the class then
+	Virtual  float64   `json:"virtual"`    // virtual time of the criticality then
 	Estimate float64   `json:"cost_ms"`    // estimated
 	WaitedMS float64   `json:"waited_ms"`  // until dispatch or refusal
 	Instance int32     `json:"instance"`   // 0: none
 	Score    float64   `json:"score"`      // of the instance at dispatch
 	Dropped  Dropped   `json:"dropped"`    // why it was not served
-	Floor    bool      `json:"by_floor"`   // its class went first because it had got less than its floor
+	Floor    bool      `json:"by_floor"`   // its criticality went first because it had got less than its floor
 	CostMS   float64   `json:"service_ms"` // actual
 }
 

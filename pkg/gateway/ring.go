@@ -8,21 +8,21 @@ import (
 
 // RequestRecord is the history of one request.
 type RequestRecord struct {
-	ID       string    `json:"id"`
-	Model    string    `json:"model"`
-	Flow     string    `json:"flow"`
-	Class    string    `json:"class"`
-	Token    string    `json:"token"`
-	EndedAt  time.Time `json:"ended_at"`
-	Status   int       `json:"status"`
-	Attempts int       `json:"attempts"`
-	QueueMS  float64   `json:"queue_ms"`
-	TookMS   float64   `json:"took_ms"` // from arrival to the end of the answer
-	In, Out  int64     `json:"-"`
-	Server   string    `json:"server"`
-	Error    string    `json:"error,omitempty"`
-	Fault    string    `json:"fault,omitempty"` // of the worker in the last attempt, see faultCut; empty: none
-	Trace    Trace     `json:"trace"`           // of the last attempt
+	ID          string    `json:"id"`
+	Model       string    `json:"model"`
+	Flow        string    `json:"flow"`
+	Criticality string    `json:"criticality"`
+	Token       string    `json:"token"`
+	EndedAt     time.Time `json:"ended_at"`
+	Status      int       `json:"status"`
+	Attempts    int       `json:"attempts"`
+	QueueMS     float64   `json:"queue_ms"`
+	TookMS      float64   `json:"took_ms"` // from arrival to the end of the answer
+	In, Out     int64     `json:"-"`
+	Server      string    `json:"server"`
+	Error       string    `json:"error,omitempty"`
+	Fault       string    `json:"fault,omitempty"` // of the worker in the last attempt, see faultCut; empty: none
+	Trace       Trace     `json:"trace"`           // of the last attempt
 }
 
 // keptErrorMax bounds the error of a request that is kept, in bytes: errors quote what clients send.

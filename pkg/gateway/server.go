@@ -198,7 +198,7 @@ func (s *serving) readHeaders() (context.Context, context.CancelFunc, error) {
 	if err := set.closed(); err != nil {
 		return ctx, cancel, err
 	}
-	class, err := s.class(h.Get("X-Penstock-Class"), set)
+	criticality, err := s.criticality(h.Get("X-Penstock-Criticality"), set)
 	if err != nil {
 		return ctx, cancel, err
 	}
@@ -218,8 +218,9 @@ func (s *serving) readHeaders() (context.Context, context.CancelFunc, error) {
 		return ctx, cancel, err
 	}
 	s.ticket = &Request{
-		ID: s.record.ID, Flow: flow, Share: s.gateway.share(flow, granted), Class: class, Weight: set.Weight,
-		Bytes: len(s.body), TTL: ttl,
+		ID: s.record.ID, Flow: flow, Share: s.gateway.share(flow, granted), Criticality: criticality,
+		Weight: set.Weight,
+		Bytes:  len(s.body), TTL: ttl,
 		TokensIn: float64(len(s.body)) / bytesPerToken, TokenMax: s.asked.scanned.tokensMax, Adapter: s.route.adapter,
 		Choices: choices, Held: s.caller.held(),
 	}
@@ -232,7 +233,7 @@ func (s *serving) readHeaders() (context.Context, context.CancelFunc, error) {
 	}
 	s.affine()
 	s.streams = s.asked.scanned.stream
-	s.record.Flow, s.record.Class = flow, class.String()
+	s.record.Flow, s.record.Criticality = flow, criticality.String()
 	return ctx, cancel, nil
 }
 
@@ -285,23 +286,24 @@ func (s *serving) flow(named string) (flow, granted string, err error) {
 		"the token may not name the flow %q", named)
 }
 
-// class is the header's, never above what the token and the flow's settings allow. Where neither has one, nobody has
-// said that the requests go before those of others.
-func (s *serving) class(named string, set FlowState) (RequestClass, error) {
-	class, err := ReadClass(strings.ToLower(strings.TrimSpace(named)))
+// criticality is the header's, never above what the token and the flow's settings allow. Where neither has one, nobody
+// has said that the requests go before those of others.
+func (s *serving) criticality(named string, set FlowState) (Criticality, error) {
+	criticality, err := ReadCriticality(strings.ToLower(strings.TrimSpace(named)))
 	if err != nil {
-		return class, bad(http.StatusBadRequest, "invalid_class", "x-penstock-class", "%s", err.Error())
+		return criticality, bad(http.StatusBadRequest, "invalid_criticality", "x-penstock-criticality", "%s",
+			err.Error())
 	}
 	if set.Set && named == "" {
-		class = set.Class
+		criticality = set.Criticality
 	}
 	if set.Set {
-		class = max(class, set.Class)
+		criticality = max(criticality, set.Criticality)
 	}
-	if s.caller != nil && (!s.caller.ClassOfFlow || !set.Set) {
-		class = max(class, s.caller.Class)
+	if s.caller != nil && (!s.caller.CriticalityOfFlow || !set.Set) {
+		criticality = max(criticality, s.caller.Criticality)
 	}
-	return class, nil
+	return criticality, nil
 }
 
 // milliHeader reads a header with a number of milliseconds; 0: it is absent.
@@ -389,8 +391,9 @@ func (s *serving) endCall(r result) {
 	s.record.Fault = r.fault
 	if charger := s.gateway.config.Charge; charger != nil && !r.end.Busy && !r.end.Unused && !r.end.Unfit {
 		charger.Charge(Charge{
-			Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
-			Took: r.end.Took, GPU: time.Duration(float64(r.end.Took) * s.ticket.units), Wasted: r.end.Failed,
+			Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow,
+			Criticality: s.ticket.Criticality,
+			Took:        r.end.Took, GPU: time.Duration(float64(r.end.Took) * s.ticket.units), Wasted: r.end.Failed,
 			TokensIn: r.end.TokensIn, TokensOut: r.end.TokensOut,
 			Instance: s.ticket.slot.Instance, Separate: s.route.model.Policy.FairScope == FairSeparate,
 		})

@@ -275,7 +275,7 @@ func TestErrorsSpeakOpenAI(t *testing.T) {
 	} {
 		refusedWith(t, p.post(c.path, c.body), c.status, c.code, c.code)
 	}
-	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Class", "royal"), 400, "invalid_class", "invalid_class")
+	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Criticality", "royal"), 400, "invalid_criticality", "invalid_criticality")
 	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Deadline-Ms", "soon"), 400, "invalid_header", "invalid_header")
 }
 
@@ -294,7 +294,7 @@ func TestTextsOfClientsDoNotFillTheMemory(t *testing.T) {
 			400, "invalid_model", "invalid_model")
 	}
 	refusedWith(t, p.post(chat, `{"model":"`+long[1:]+`"}`), 404, "model_not_found", "model_not_found")
-	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Class", strings.Repeat("c", 1<<15)), 400, "invalid_class", "invalid_class")
+	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Criticality", strings.Repeat("c", 1<<15)), 400, "invalid_criticality", "invalid_criticality")
 	workertest.WaitFor(t, func() bool {
 		p.gateway.ring.mu.Lock()
 		defer p.gateway.ring.mu.Unlock()
@@ -314,7 +314,7 @@ func TestTokensDecideWhoMayDoWhat(t *testing.T) {
 	p.gateway.SetTokens([]TokenState{
 		{Hash: sha256.Sum256([]byte("all")), Name: "all"},
 		{Hash: sha256.Sum256([]byte("few")), Name: "few", Models: []string{"x"}},
-		{Hash: sha256.Sum256([]byte("low")), Name: "low", Class: Sheddable, Flows: []string{"t"}},
+		{Hash: sha256.Sum256([]byte("low")), Name: "low", Criticality: Sheddable, Flows: []string{"t"}},
 		{Hash: sha256.Sum256([]byte("slow")), Name: "slow", Rate: 0.001},
 		{Hash: sha256.Sum256([]byte("old")), Name: "old", ExpiresAt: time.Now().Add(-time.Second)},
 	})
@@ -327,11 +327,11 @@ func TestTokensDecideWhoMayDoWhat(t *testing.T) {
 	refusedWith(t, with("few"), 404, "model_not_found", "model_not_found")
 	refusedWith(t, with("old"), 401, "invalid_api_key", "invalid_api_key")
 	refusedWith(t, with("low", "X-Penstock-Flow", "u"), 403, "flow_not_allowed", "flow_not_allowed")
-	if a := with("low", "X-Penstock-Flow", "t/sub", "X-Penstock-Class", "critical", "X-Request-Id", "r-low"); a.StatusCode != 200 {
+	if a := with("low", "X-Penstock-Flow", "t/sub", "X-Penstock-Criticality", "critical", "X-Request-Id", "r-low"); a.StatusCode != 200 {
 		t.Errorf("got %d", a.StatusCode)
 	}
 	workertest.WaitFor(t, func() bool { _, known := p.gateway.Explain("r-low"); return known })
-	if e, _ := p.gateway.Explain("r-low"); e.Class != "sheddable" || e.Flow != "t/sub" || e.Token != "low" {
+	if e, _ := p.gateway.Explain("r-low"); e.Criticality != "sheddable" || e.Flow != "t/sub" || e.Token != "low" {
 		t.Errorf("got %+v", e)
 	}
 	if a := with("slow"); a.StatusCode != 200 {
@@ -1094,11 +1094,11 @@ func TestRespondAsyncMakesADurableEntry(t *testing.T) {
 	queue := &pushes{}
 	p := startTestbed(t, func(c *Config, _ *ModelState) { c.Push = queue }, workertest.Says(200, "{}"))
 	body := `{"model":"m","messages":[]}`
-	answer := p.post(chat, body, "Prefer", "respond-async", "X-Penstock-Class", "sheddable", "X-Penstock-Flow", "t")
+	answer := p.post(chat, body, "Prefer", "respond-async", "X-Penstock-Criticality", "sheddable", "X-Penstock-Flow", "t")
 	if answer.StatusCode != 202 || answer.Header.Get("Location") != "/v1/entries/17" {
 		t.Errorf("got %d %v", answer.StatusCode, answer.Header)
 	}
-	if d := queue.list[0]; d.Model != "m" || d.Flow != "t" || d.Class != Sheddable {
+	if d := queue.list[0]; d.Model != "m" || d.Flow != "t" || d.Criticality != Sheddable {
 		t.Errorf("pushed %+v", d)
 	}
 	// The path decides which operation runs, and no member of the body.

@@ -181,11 +181,11 @@ func (s *Settings) readPolicies(rows pgx.Rows, old Settings, wrong *[]error) err
 }
 
 func (s *Settings) readFlows(rows pgx.Rows) error {
-	var name, class string
+	var name, criticality string
 	var weight float64
-	_, err := pgx.ForEachRow(rows, []any{&name, &class, &weight}, func() error {
-		f := FlowState{Weight: weight, Set: class != ""}
-		f.Class, _ = ReadClass(class) // the table takes no other words
+	_, err := pgx.ForEachRow(rows, []any{&name, &criticality, &weight}, func() error {
+		f := FlowState{Weight: weight, Set: criticality != ""}
+		f.Criticality, _ = ReadCriticality(criticality) // the table takes no other words
 		s.Flows[name] = f
 		return nil
 	})
@@ -197,16 +197,16 @@ func (s *Settings) readTokens(rows pgx.Rows) error {
 	now := time.Now()
 	var t TokenState
 	var hash []byte
-	var class string
+	var criticality string
 	var left *float64
 	_, err := pgx.ForEachRow(rows, []any{
-		&hash, &t.Name, &t.Flows, &t.Models, &t.Limited, &class, &t.ClassOfFlow, &t.Rate, &t.InFlightMax,
+		&hash, &t.Name, &t.Flows, &t.Models, &t.Limited, &criticality, &t.CriticalityOfFlow, &t.Rate, &t.InFlightMax,
 		&t.WaitingMax, &t.PriorityMax, &t.PushRate, &t.PushBurst, &left,
 	},
 		func() error {
 			fresh := t
 			copy(fresh.Hash[:], hash)
-			fresh.Class, _ = ReadClass(class) // the table takes no other words
+			fresh.Criticality, _ = ReadCriticality(criticality) // the table takes no other words
 			fresh.ExpiresAt = endsIn(now, left)
 			s.Tokens = append(s.Tokens, fresh)
 			t.Flows, t.Models, t.PriorityMax = nil, nil, nil
@@ -290,7 +290,7 @@ type SavedState struct {
 
 // savedVersion is that of the fields of SavedState. It changes with each of them: a field that a snapshot does not have
 // would say that a model is not asynchronous, or not paused.
-const savedVersion = 8
+const savedVersion = 9
 
 // StateKept is how old a snapshot may be.
 const StateKept = 15 * time.Minute

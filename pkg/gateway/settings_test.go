@@ -177,22 +177,22 @@ func TestAProbeHasOneTime(t *testing.T) {
 	}
 }
 
-// Names below a flow have its class, weight and pause, as far as they have none of their own.
+// Names below a flow have its criticality, weight and pause, as far as they have none of their own.
 func TestNamesBelowAFlowHaveItsSettings(t *testing.T) {
 	t.Parallel()
 	g := New(Config{})
 	g.SetFlows(map[string]FlowState{
-		"shop":          {Class: Sheddable, Set: true, Weight: 0.1},
-		"shop/checkout": {Class: Critical, Set: true},
+		"shop":          {Criticality: Sheddable, Set: true, Weight: 0.1},
+		"shop/checkout": {Criticality: Critical, Set: true},
 		"batch":         {Paused: PauseState{Reason: "maintenance"}},
 		"batch/urgent":  {Weight: 3},
 	})
 	for name, want := range map[string]FlowState{
-		"shop":            {Class: Sheddable, Set: true, Weight: 0.1},
-		"shop/x":          {Class: Sheddable, Set: true, Weight: 0.1},
-		"shop/x/y":        {Class: Sheddable, Set: true, Weight: 0.1},
-		"shop/checkout":   {Class: Critical, Set: true, Weight: 0.1},
-		"shop/checkout/a": {Class: Critical, Set: true, Weight: 0.1},
+		"shop":            {Criticality: Sheddable, Set: true, Weight: 0.1},
+		"shop/x":          {Criticality: Sheddable, Set: true, Weight: 0.1},
+		"shop/x/y":        {Criticality: Sheddable, Set: true, Weight: 0.1},
+		"shop/checkout":   {Criticality: Critical, Set: true, Weight: 0.1},
+		"shop/checkout/a": {Criticality: Critical, Set: true, Weight: 0.1},
 		"batch/urgent":    {Weight: 3, Paused: PauseState{Reason: "maintenance"}},
 		"shopping":        {},
 		"":                {},
@@ -286,7 +286,7 @@ func TestASnapshotOfATimeToComeIsRefused(t *testing.T) {
 // The version of the snapshot is that of its fields.
 func TestSnapshotHasAVersionForItsFields(t *testing.T) {
 	t.Parallel()
-	const version, fields = 8, "7f9c5b09a3cc292e"
+	const version, fields = 9, "89d17558f41dc001"
 	hash := fnv.New64a()
 	writeFields(hash, reflect.TypeFor[SavedState]())
 	if got := fmt.Sprintf("%x", hash.Sum64()); got != fields || savedVersion != version {
@@ -340,8 +340,8 @@ func TestTheEndOfATokenIsOnTheMonotonicClock(t *testing.T) {
 	}
 }
 
-// Nobody has a class above default that no operator gave. What is not given of a token's limits stays.
-func TestATokenWithoutSettingsIsOfTheClassDefault(t *testing.T) {
+// Nobody has a criticality above default that no operator gave. What is not given of a token's limits stays.
+func TestATokenWithoutSettingsIsOfTheCriticalityDefault(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	exec := func(sql string) {
@@ -369,7 +369,7 @@ func TestATokenWithoutSettingsIsOfTheClassDefault(t *testing.T) {
 	g.SetFlows(s.Flows)
 	for _, c := range []struct {
 		token, flow string
-		want        RequestClass
+		want        Criticality
 	}{
 		{"given-back", "acme", Default},
 		{"given-back", "acme/urgent", Critical},
@@ -382,8 +382,8 @@ func TestATokenWithoutSettingsIsOfTheClassDefault(t *testing.T) {
 		{"kept", "acme/urgent", Critical},
 	} {
 		by := g.tokens.find(c.token, time.Now())
-		if class, err := (&serving{caller: by}).class("critical", g.flow(c.flow)); class != c.want || err != nil {
-			t.Errorf("%s asks for critical in %s and gets %s, want %s: %v", c.token, c.flow, class, c.want, err)
+		if criticality, err := (&serving{caller: by}).criticality("critical", g.flow(c.flow)); criticality != c.want || err != nil {
+			t.Errorf("%s asks for critical in %s and gets %s, want %s: %v", c.token, c.flow, criticality, c.want, err)
 		}
 	}
 	kept := g.tokens.find("kept", time.Now())

@@ -20,10 +20,10 @@ import (
 
 // arrival is one request of a trace.
 type arrival struct {
-	at      time.Duration
-	in, out int
-	flow    string
-	class   RequestClass
+	at          time.Duration
+	in, out     int
+	flow        string
+	criticality Criticality
 }
 
 // readTrace reads a trace with columns for time, input tokens and output tokens (Azure's), or time and
@@ -75,7 +75,7 @@ func readTrace(path string, speed float64, most int) ([]arrival, error) {
 	return spreadFlows(list[:min(len(list), most)]), lines.Err()
 }
 
-// spreadFlows gives requests without flow one of twenty, of Zipf's sizes, and everyone a class.
+// spreadFlows gives requests without flow one of twenty, of Zipf's sizes, and everyone a criticality.
 func spreadFlows(list []arrival) []arrival {
 	r := rand.New(rand.NewPCG(7, 7))
 	zipf := rand.NewZipf(r, 1.2, 1, 19)
@@ -85,11 +85,11 @@ func spreadFlows(list []arrival) []arrival {
 		}
 		switch n := r.IntN(10); {
 		case n < 2:
-			list[i].class = Critical
+			list[i].criticality = Critical
 		case n < 7:
-			list[i].class = Default
+			list[i].criticality = Default
 		default:
-			list[i].class = Sheddable
+			list[i].criticality = Sheddable
 		}
 	}
 	return list
@@ -273,14 +273,16 @@ func (t *turns) arrive(now time.Duration, a arrival) {
 
 func (t *turns) tick(time.Duration) {}
 
-// loop is llm-d's: one gate by saturation of queue and cache, strict classes, first come first served.
+// loop is llm-d's: one gate by saturation of queue and cache, strict criticalities, first come first served.
 type loop struct {
 	*world
 	ttl   time.Duration
-	bands [classCount][]arrival
+	bands [criticalityCount][]arrival
 }
 
-func (l *loop) arrive(_ time.Duration, a arrival) { l.bands[a.class] = append(l.bands[a.class], a) }
+func (l *loop) arrive(_ time.Duration, a arrival) {
+	l.bands[a.criticality] = append(l.bands[a.criticality], a)
+}
 
 func (l *loop) tick(now time.Duration) {
 	for {
@@ -344,7 +346,7 @@ func (x *pooled) probe(now time.Duration) {
 }
 
 func (x *pooled) arrive(now time.Duration, a arrival) {
-	r := &Request{Flow: a.flow, Class: a.class, TokensIn: float64(a.in)}
+	r := &Request{Flow: a.flow, Criticality: a.criticality, TokensIn: float64(a.in)}
 	begin := func(at time.Duration) {
 		e := x.engines[r.instance.id-1]
 		began := at

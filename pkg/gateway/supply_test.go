@@ -16,7 +16,7 @@ func TestAnOwedSlotLeavesWithItsCall(t *testing.T) {
 	began := 0
 	x.began = func(int, *Request) { began++ }
 	for range 5 {
-		x.send(0, &Request{Flow: "a", Class: Critical})
+		x.send(0, &Request{Flow: "a", Criticality: Critical})
 	}
 	p := x.pools[0]
 	p.owe(1)
@@ -53,7 +53,7 @@ func TestTheEndOfACallOnASlotThatWasLostFreesNothing(t *testing.T) {
 	p.SetInstances(now, []InstanceState{{ID: 1, Slots: 2, Usable: true}})
 	slots := []slot.Held{{Instance: 1, Number: 0, Token: 1}}
 	p.Grant(now, slots)
-	first, second := &Request{Flow: "f", Class: Critical}, &Request{Flow: "f", Class: Critical}
+	first, second := &Request{Flow: "f", Criticality: Critical}, &Request{Flow: "f", Class: Critical}
 	if inFlight, refused := p.Arrive(now, first); !inFlight {
 		t.Fatal(refused)
 	}
@@ -93,7 +93,7 @@ func TestAPoolWantsTheSlotsThatItsInstancesTake(t *testing.T) {
 		i.limit.limit = c.limit
 		p.Grant(now, []slot.Held{{Instance: 1, Number: 0, Token: 1}})
 		for range 9 {
-			if _, refused := p.Arrive(now, &Request{Flow: "f", Class: Critical, Leave: func(*Request, Dropped) {}}); refused != nil {
+			if _, refused := p.Arrive(now, &Request{Flow: "f", Criticality: Critical, Leave: func(*Request, Dropped) {}}); refused != nil {
 				t.Fatal(refused)
 			}
 		}

@@ -176,7 +176,7 @@ func contest(seconds int, slots int, weights []float64, offer []int, service fun
 	fill := func() {
 		for i := range weights {
 			for waiting[i] < offer[i] {
-				r := &Request{Flow: fmt.Sprint(i), Class: Default, Weight: weights[i]}
+				r := &Request{Flow: fmt.Sprint(i), Criticality: Default, Weight: weights[i]}
 				r.Leave = func(r *Request, _ Dropped) { waiting[i]--; begin(i, r) }
 				if on, _ := p.Arrive(now, r); on {
 					begin(i, r)
@@ -256,7 +256,7 @@ func TestTheDebtOfAFlowIsBounded(t *testing.T) {
 	for _, weight := range []float64{1, 4} {
 		x := newTraffic(1, 1, 1, DefaultPolicy())
 		p := x.pools[0]
-		r := &Request{Flow: "f", Class: Default, Weight: weight}
+		r := &Request{Flow: "f", Criticality: Default, Weight: weight}
 		if inFlight, refused := p.Arrive(x.now, r); !inFlight {
 			t.Fatal(refused)
 		}
@@ -282,7 +282,7 @@ func TestRefusalsSayWhenToComeBack(t *testing.T) {
 	} {
 		p := NewPool(DefaultPolicy(), nil)
 		c.change(p)
-		_, refused := p.Arrive(time.Unix(1_700_000_000, 0), &Request{Class: Default})
+		_, refused := p.Arrive(time.Unix(1_700_000_000, 0), &Request{Criticality: Default})
 		if refused == nil || refused.Reason != c.reason || refused.RetryAfter != c.want {
 			t.Errorf("%s: got %+v, want %s and %s", name, refused, c.reason, c.want)
 		}
@@ -303,7 +303,7 @@ func BenchmarkPoolWithTenThousandWaiting(b *testing.B) {
 	n := 0
 	arrive := func() *Request {
 		n++
-		r := &Request{Flow: fmt.Sprint("flow-", n*7919%1000), Class: Default}
+		r := &Request{Flow: fmt.Sprint("flow-", n*7919%1000), Criticality: Default}
 		r.Leave = func(r *Request, _ Dropped) { inFlight = append(inFlight, r) }
 		if on, _ := p.Arrive(now, r); on {
 			inFlight = append(inFlight, r)

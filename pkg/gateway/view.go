@@ -48,7 +48,7 @@ func (p *Pool) view(now time.Time, model string) PoolState {
 	s.Lower, s.Upper = p.bounds()
 	s.Held, s.Idle = p.fleet.held()
 	for c, l := range p.lines {
-		s.Waiting[RequestClass(c).String()] = l.waiting //nolint:gosec // below classCount
+		s.Waiting[Criticality(c).String()] = l.waiting //nolint:gosec // below criticalityCount
 		s.Flows += len(l.heap)
 	}
 	for reason, n := range p.count.Dropped {

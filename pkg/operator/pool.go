@@ -41,22 +41,23 @@ func (d *Database) SetGatewayPolicy(ctx context.Context, model string, config []
 	return d.change(ctx, fmt.Sprintf("set pool of model %q", model), sql, by, model, config)
 }
 
-// FlowClass is the class of a flow's online requests that name none, and the highest that they may name.
-type FlowClass struct {
+// FlowCriticality is the criticality of a flow's online requests that name none, and the highest that they may name.
+type FlowCriticality struct {
 	Flow        string    `json:"flow"`
 	Criticality string    `json:"criticality"` // critical, default, sheddable
 	ChangedAt   time.Time `json:"changed_at"`
 }
 
-const flowClassesSQL = `SELECT flow, criticality, changed_at FROM penstock.flow_criticality ORDER BY flow LIMIT $1`
+const flowCriticalitiesSQL = `
+SELECT flow, criticality, changed_at FROM penstock.flow_criticality ORDER BY flow LIMIT $1`
 
-// FlowClasses returns the flows that have a class of their own, by name.
-func (d *Database) FlowClasses(ctx context.Context, limit int) ([]FlowClass, error) {
-	return list[FlowClass](ctx, d.db, "classes of flows", flowClassesSQL, page(limit))
+// FlowCriticalities returns the flows that have a criticality of their own, by name.
+func (d *Database) FlowCriticalities(ctx context.Context, limit int) ([]FlowCriticality, error) {
+	return list[FlowCriticality](ctx, d.db, "criticalities of flows", flowCriticalitiesSQL, page(limit))
 }
 
-// SetFlowClass sets the class of a flow; an empty one removes it.
-func (d *Database) SetFlowClass(ctx context.Context, flow, criticality string, by invalidation.By) error {
+// SetFlowCriticality sets the criticality of a flow; an empty one removes it.
+func (d *Database) SetFlowCriticality(ctx context.Context, flow, criticality string, by invalidation.By) error {
 	const sql = `SELECT penstock.set_flow_criticality($3, $4, $1, coalesce($2, current_user))`
-	return d.change(ctx, fmt.Sprintf("set class of flow %q", flow), sql, by, flow, given(criticality))
+	return d.change(ctx, fmt.Sprintf("set criticality of flow %q", flow), sql, by, flow, given(criticality))
 }

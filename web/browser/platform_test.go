@@ -32,7 +32,7 @@ func (s *stage) platform() {
 	        SELECT i.id, n, i.id * 1000 + 500 + n, 7101 + n % 2, now() - n * interval '1 s'
 	          FROM penstock.instance i, generate_series(14, 20) n WHERE i.server <> 'gpu-a2'`)
 	s.must(s.change.SetGatewayPolicy(ctx, "llama-70b", []byte(`{"total": 500, "queue_ttl": 20}`), tester))
-	s.must(s.change.SetFlowClass(ctx, "acme", "critical", tester))
+	s.must(s.change.SetFlowCriticality(ctx, "acme", "critical", tester))
 	s.must(s.change.SetDeployment(ctx, "llama-own", "llama-70b", map[string]any{
 		"policy": map[string]any{"slots": 24, "max": 8, "slo_seconds": 30}, "cost": 2.4,
 	}, tester))

@@ -124,7 +124,7 @@ func sendClass(ctx context.Context, client *http.Client, url, class string, flow
 	if err != nil {
 		return 0, 0
 	}
-	request.Header.Set("X-Penstock-Class", class)
+	request.Header.Set("X-Penstock-Criticality", criticality)
 	request.Header.Set("X-Penstock-Flow", class+strconv.Itoa(flow))
 	request.Header.Set("X-Penstock-Queue-Ttl-Ms", strconv.FormatInt(overloadTTL.Milliseconds(), 10))
 	began := time.Now()
