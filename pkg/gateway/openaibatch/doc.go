@@ -14,6 +14,7 @@
 //	routes.go    the routes of batches
 //	line.go      reads the lines of an input file
 //	worker.go    takes turns at batches; any number of gateways may run it
+//	sweep.go     removes old batches and expired files
 //	validate.go  feed.go  collect.go  finish.go    the steps of a turn
 //
 // # Guarantees

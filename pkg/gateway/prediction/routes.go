@@ -268,38 +268,6 @@ func (s *Predictions) offer(c gateway.Requester, ref string) (o gateway.Offer, v
 		"the model %q does not exist or you do not have access to it", ref)
 }
 
-// waitLongest is how long a request may wait for its prediction.
-const waitLongest = time.Minute
-
-// waitOf reads Prefer: wait, or wait=n; 0: the request does not wait.
-func waitOf(h http.Header) (time.Duration, error) {
-	for _, value := range h.Values("Prefer") {
-		for part := range strings.SplitSeq(value, ",") {
-			name, given, has := strings.Cut(strings.TrimSpace(part), "=")
-			if strings.ToLower(name) != "wait" {
-				continue
-			}
-			if !has {
-				return waitLongest, nil
-			}
-			n, err := strconv.Atoi(strings.TrimSpace(given))
-			if err != nil || n < 1 || n > 60 {
-				return 0, invalid("Prefer", "wait is %q: want 1 to 60 seconds", given)
-			}
-			return time.Duration(n) * time.Second, nil
-		}
-	}
-	return 0, nil
-}
-
-// waited returns the prediction when it has ended, or as it is after d.
-func (s *Predictions) waited(ctx context.Context, p row, d time.Duration) (row, error) {
-	bounded, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	s.Await(bounded, p.Queue, p.Entry)
-	return find(ctx, s.db, p.Owner, p.ID)
-}
-
 // base is the address of the routes as the client of the request sees it.
 func (s *Predictions) base(r *http.Request) string {
 	if s.config.Base != "" {

@@ -118,6 +118,37 @@ func (s *Predictions) checkWebhook(address string) error {
 	return nil
 }
 
+// notices pushes deliveries of webhooks until ctx ends, and forgets old predictions.
+func (s *Predictions) notices(ctx context.Context) {
+	swept := time.Now()
+	for {
+		pause := noticeIdle
+		owed, err := s.owesNotices(ctx)
+		if owed {
+			pause, err = s.notify(ctx)
+		}
+		if s.did(ctx, "push webhooks", err) {
+			pause = failedPause
+		}
+		if time.Since(swept) > sweepEvery {
+			swept = time.Now()
+			s.did(ctx, "sweep predictions", s.sweep(ctx))
+		}
+		clock, rung := time.NewTimer(pause), s.owed.heard()
+		if owed {
+			rung = nil // a look follows in any case
+		}
+		select {
+		case <-ctx.Done():
+			clock.Stop()
+			return
+		case <-rung:
+			clock.Stop()
+		case <-clock.C:
+		}
+	}
+}
+
 // endedSQL finds the oldest predictions that have ended, and whose end was not yet reported. It looks at each that runs
 // and is older than the last of them.
 const endedSQL = `
