@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -342,8 +341,8 @@ func (s *lineStream) push(ctx context.Context, lines []*streamLine) (int, error)
 			l.pushed = pushed[i]
 		}
 		return len(lines), nil
-	case len(lines) > 1 && (aboutAnEntry(err) || errors.Is(err, invalidation.ErrQueueFull)):
-	case !aboutAnEntry(err):
+	case len(lines) > 1 && (invalidation.RefusesPush(err) || errors.Is(err, invalidation.ErrQueueFull)):
+	case !invalidation.RefusesPush(err):
 		return 0, classify(timed, inUse(err, pushes...))
 	default:
 		lines[0].err = err
@@ -356,10 +355,4 @@ func (s *lineStream) push(ctx context.Context, lines []*streamLine) (int, error)
 	}
 	n, err = s.push(ctx, lines[half:])
 	return half + n, err
-}
-
-// aboutAnEntry says that a push was refused because of what is in one of its entries.
-func aboutAnEntry(err error) bool {
-	return errors.Is(err, invalidation.ErrInvalid) || errors.Is(err, invalidation.ErrPayloadTooLarge) ||
-		errors.Is(err, invalidation.ErrIdempotencyConflict) || postgres.RefusesValues(err)
 }

@@ -98,6 +98,16 @@ func fullError(pg *pgconn.PgError) *FullError {
 	return full
 }
 
+// RefusesPush reports whether a push was refused for what is in one of its entries, and would be refused again for
+// good: a field is not valid, the payload is too large, its idempotency key was used with another body, or Postgres
+// cannot hold a value. A full queue, a queue that does not exist and a model without an instance may take it later. err
+// is that of Push, or of a function of the schema.
+func RefusesPush(err error) bool {
+	err = Translate(err)
+	return errors.Is(err, ErrInvalid) || errors.Is(err, ErrPayloadTooLarge) || errors.Is(err, ErrIdempotencyConflict) ||
+		postgres.RefusesValues(err)
+}
+
 // withDuty is Translate for callers that are programs of users: an error about missing rights says which role has them,
 // and one about missing objects of the schema where they come from.
 func withDuty(err error) error {

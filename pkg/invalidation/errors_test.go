@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // driverError is an error of another driver than pgx.
@@ -23,6 +25,26 @@ func TestErrorsOfAnotherDriverAreThoseOfAPush(t *testing.T) {
 	err := withDuty(&driverError{"42501", "permission denied for table queue"})
 	if !strings.Contains(err.Error(), "penstock grants") {
 		t.Errorf("an error about rights: %v, want the advice about duties", err)
+	}
+}
+
+// A line of a stream or of a batch, or a callback, that the server cannot hold or follow, as one that is too deep for its
+// stack, is an error of this one alone. It is the same whether an error comes from Push or from a statement of SQL.
+func TestAPushIsRefusedForWhatIsInItOrMayBeTriedAgain(t *testing.T) {
+	for state, want := range map[string]bool{
+		"PS002": true, "PS003": true, "PS004": true, "22P05": true, "54001": true,
+		"PS001": false, "PS005": false, "PS013": false, "53200": false, "40001": false, "57P01": false,
+	} {
+		raw := fmt.Errorf("push: %w", &pgconn.PgError{Code: state})
+		if got := RefusesPush(raw); got != want {
+			t.Errorf("%s of a statement refuses the push: %t, want %t", state, got, want)
+		}
+		if got := RefusesPush(Translate(raw)); got != want {
+			t.Errorf("%s of Push refuses it: %t, want %t", state, got, want)
+		}
+	}
+	if RefusesPush(nil) {
+		t.Error("a push without an error is refused")
 	}
 }
 

@@ -160,7 +160,7 @@ func (s *Batches) push(ctx context.Context, tx pgx.Tx, b *batchRow, pushes []inv
 		}
 		return ids, nil, nil
 	}
-	if !ofTheLine(err) {
+	if !invalidation.RefusesPush(err) {
 		return nil, nil, err
 	}
 	refused, ids = map[int]error{}, make([]int64, len(pushes))
@@ -169,7 +169,7 @@ func (s *Batches) push(ctx context.Context, tx pgx.Tx, b *batchRow, pushes []inv
 		switch {
 		case err == nil:
 			ids[i] = int64(one[0].ID)
-		case ofTheLine(err):
+		case invalidation.RefusesPush(err):
 			refused[i] = err
 		default:
 			return nil, nil, err
@@ -187,12 +187,6 @@ func pushInside(ctx context.Context, tx pgx.Tx, q *invalidation.Queue, pushes []
 		return err
 	})
 	return pushed, err
-}
-
-// ofTheLine says whether a push was refused for what is in it, and would be refused again.
-func ofTheLine(err error) bool {
-	return errors.Is(err, invalidation.ErrPayloadTooLarge) || errors.Is(err, invalidation.ErrInvalid) ||
-		postgres.RefusesValues(err)
 }
 
 const queueNameSQL = `SELECT q.name FROM penstock.queue q WHERE q.id = $1`

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/gateway"
@@ -334,14 +333,4 @@ func (s *shop) scansOfOutcomes(b batchRow) (scans []string) {
 		}
 	}
 	return scans
-}
-
-// A line that the server cannot follow, as one that is too deep for its stack, is an error of this line alone.
-func TestALineBeyondTheLimitsOfTheServerIsAnErrorOfTheLine(t *testing.T) {
-	t.Parallel()
-	for state, want := range map[string]bool{"22P05": true, "54001": true, "53200": false, "PS005": false} {
-		if got := ofTheLine(fmt.Errorf("push: %w", &pgconn.PgError{Code: state})); got != want {
-			t.Errorf("%s is of the line: %t, want %t", state, got, want)
-		}
-	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Events of predictions. Of output and logs clients are not told: see docs/gateway.md.
@@ -52,7 +53,7 @@ func push(ctx context.Context, tx pgx.Tx, p row, event, base string) error {
 		Data: p.view(base),
 	}
 	err := d.push(ctx, tx)
-	if refusesData(err) {
+	if invalidation.RefusesPush(err) {
 		d.Data.Output, d.Data.Input, d.Data.DataRemoved = json.RawMessage("null"), json.RawMessage("{}"), true
 		err = d.push(ctx, tx)
 	}
@@ -72,13 +73,6 @@ func (d delivery) push(ctx context.Context, tx pgx.Tx) error {
 		_, err := inner.Exec(ctx, pushSQL, text, hostOf(d.URL))
 		return err
 	})
-}
-
-// refusesData says whether a push was refused for what is in it, and would be refused again: it is not valid (PS002),
-// too large for the queue (PS003), or not data that Postgres takes.
-func refusesData(err error) bool {
-	code := postgres.Code(err)
-	return code == "PS002" || code == "PS003" || postgres.RefusesValues(err)
 }
 
 // flowBytesMax bounds the flow of a delivery.
@@ -233,7 +227,7 @@ func (s *Predictions) notifyOne(ctx context.Context, id string) (err error) {
 		if err == nil {
 			err = push(ctx, tx, p, eventCompleted, s.config.Base)
 		}
-		if refusesData(err) || errors.Is(err, errNone) { // or its outcome is not kept any more
+		if invalidation.RefusesPush(err) || errors.Is(err, errNone) { // or its outcome is not kept any more
 			s.log.Warn("webhook of prediction is left out", "prediction", id, "error", err)
 			err = nil
 		}
