@@ -57,6 +57,17 @@ LANGUAGE sql STABLE AS $$
          WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND l.last_entry_id >= e.id)
 $$;
 
+-- entry_state returns the state of an entry that has not ended: disabled, initial, computing or pending. Disabled goes
+-- before computing: a disabled entry that runs shows as disabled. covered says whether a lock record covers the entry,
+-- as runs does: statements that read many entries join the records instead, and a null, of no record, is no. It is
+-- inlined.
+-- Callers: entry_status, explain_entry; pkg/invalidation.
+CREATE OR REPLACE FUNCTION penstock.entry_state(status penstock.status, priority smallint, covered boolean) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN $2 < 0 THEN 'disabled' WHEN $1 = 'initial' THEN 'initial' WHEN $3 THEN 'computing'
+                ELSE 'pending' END
+$$;
+
 -- exclude_claims excludes claims of a lock key, and pushes that rely on one of its entries (share_key), until
 -- this transaction ends, or returns false if one is in progress. Claims that lock first take the same locks.
 -- Locks: the advisory lock of all lock keys of the queue (shared, try), then that of the key (try).

@@ -413,8 +413,7 @@ BEGIN
     END IF;
     SELECT * INTO q FROM penstock.queue x WHERE x.id = found_at.queue_id;
     SELECT * INTO e FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = explain_entry.id;
-    state := CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' THEN 'initial'
-                  WHEN penstock.runs(e) THEN 'computing' ELSE 'pending' END;
+    state := penstock.entry_state(e.status, e.priority, penstock.runs(e));
     SELECT jsonb_agg(r) INTO reasons FROM (
         SELECT r FROM penstock.entry_reasons(e) r
         UNION ALL SELECT r FROM penstock.queue_reasons(q) r WHERE NOT penstock.runs(e)

@@ -1,12 +1,10 @@
 -- Views of the state, for people and programs. A view whose columns change is dropped and made again.
 
--- entry_status shows the state of each entry. Disabled goes before computing: a disabled entry that
--- runs shows as disabled, with the node that runs it.
+-- entry_status shows the state of each entry. A disabled entry that runs shows as disabled, with the node that runs it.
 -- Callers: check_invariants; pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.entry_status AS
 SELECT e.id, q.name AS queue,
-       CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' THEN 'initial'
-            WHEN l.token IS NOT NULL THEN 'computing' ELSE 'pending' END AS state,
+       penstock.entry_state(e.status, e.priority, l.token IS NOT NULL) AS state,
        e.lock_key, e.flow, e.priority, e.name, e.attempt, e.crashes, e.created_at, e.due_at, e.start_by, e.finish_by,
        l.token, l.node_id, l.claimed_at, coalesce(e.weight, 1::smallint) AS weight, e.queue_id
   FROM penstock.entry e

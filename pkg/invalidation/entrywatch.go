@@ -204,13 +204,12 @@ func (w *EntryWatch) all() (list []watched) {
 
 // watchSQL reads the living ones of entries $2 of queues $1. An entry that is not among them has ended.
 const watchSQL = `
-SELECT w.id, CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' THEN 'initial'
-                  WHEN l.runs THEN 'computing' ELSE 'pending' END,
+SELECT w.id, penstock.entry_state(e.status, e.priority, l.covers),
        coalesce(p.done, 0), coalesce(p.message, ''), p.updated_at
   FROM unnest($1::integer[], $2::bigint[]) w(queue_id, id)
  CROSS JOIN LATERAL (SELECT status, priority, lock_key FROM penstock.entry
                       WHERE queue_id = w.queue_id AND id = w.id OFFSET 0) e
-  LEFT JOIN LATERAL (SELECT last_entry_id >= w.id AS runs FROM penstock.lock
+  LEFT JOIN LATERAL (SELECT last_entry_id >= w.id AS covers FROM penstock.lock
                       WHERE queue_id = w.queue_id AND lock_key = coalesce(e.lock_key, '#' || w.id) OFFSET 0) l ON true
   LEFT JOIN LATERAL (SELECT done, message, updated_at FROM penstock.progress
                       WHERE queue_id = w.queue_id AND entry_id = w.id OFFSET 0) p ON true`

@@ -73,7 +73,9 @@ const ofKeySQL = `(
         SELECT x.* FROM penstock.entry_X x WHERE x.queue_id = $1 AND x.lock_key = %[1]s
                AND (x.status = 'initial' OR x.priority < 0))`
 
-// states are the conditions of the stored and the derived states, worded as the partial indexes are.
+// states are the conditions of the stored and the derived states. They say again what penstock.entry_state computes,
+// worded as the partial indexes are, which serve no condition on the result of a function;
+// TestEntriesAreFoundByEachState compares the two.
 var states = map[string]string{
 	"":          "true",
 	"initial":   "e.status = 'initial' AND e.priority >= 0",

@@ -200,6 +200,9 @@ func TestEntriesAreFoundByEachState(t *testing.T) {
 		var got []int64
 		for _, e := range found {
 			got = append(got, e.ID)
+			if c.filter.State != "" && e.State != c.filter.State {
+				t.Errorf("%+v found entry %d, whose state is %s", c.filter, e.ID, e.State)
+			}
 		}
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%+v found %v, want %v", c.filter, got, c.want)
