@@ -60,7 +60,7 @@ func (a *API) listBatches(ctx context.Context, in *batchFilter) (*answer[list[op
 }
 
 type batchCreation struct {
-	Because
+	ReasonBody
 	Name    string       `json:"name" minLength:"1" maxLength:"200"`
 	Options batchOptions `json:"options"`
 }

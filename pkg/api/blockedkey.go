@@ -38,7 +38,7 @@ func (a *API) listBlockedKeys(
 type unblocking struct {
 	InQueue
 	Body struct {
-		Because
+		ReasonBody
 		LockKey string `json:"lock_key,omitempty" maxLength:"1024"`
 		All     bool   `json:"all,omitempty" doc:"All keys of the queue, 1,000 a call. Either this or lock_key."`
 		Retry   bool   `json:"retry,omitempty" doc:"Put the failed entries back first, at the positions that they had."`

@@ -24,25 +24,25 @@ func change[I any](a *API, r route, do func(ctx context.Context, in *I) error) {
 	add(a, r, func(ctx context.Context, in *I) (*struct{}, error) { return nil, do(ctx, in) })
 }
 
-// Because is the part of a body that says why.
-type Because struct {
+// ReasonBody is the part of the body of a change that gives the reason.
+type ReasonBody struct {
 	Reason string `json:"reason" minLength:"1" maxLength:"1000" doc:"Why; it goes into the audit."`
 }
 
 // by returns the actor and the reason of a change, for the audit.
-func (b Because) by(ctx context.Context) invalidation.By {
-	return invalidation.By{Actor: callerOf(ctx).Name, Reason: b.Reason}
+func (r ReasonBody) by(ctx context.Context) invalidation.By {
+	return invalidation.By{Actor: callerOf(ctx).Name, Reason: r.Reason}
 }
 
-// Why is the same in the address, for DELETE.
-type Why struct {
+// ReasonQuery is the same in the address, for DELETE.
+type ReasonQuery struct {
 	Reason string `query:"reason" required:"true" minLength:"1" maxLength:"1000" doc:"Why; it goes into the audit."`
 }
 
-func (w Why) by(ctx context.Context) invalidation.By { return Because(w).by(ctx) }
+func (q ReasonQuery) by(ctx context.Context) invalidation.By { return ReasonBody(q).by(ctx) }
 
 // Reasoned is the body of a request that needs nothing but a reason.
-type Reasoned struct{ Body Because }
+type Reasoned struct{ Body ReasonBody }
 
 func (r Reasoned) by(ctx context.Context) invalidation.By { return r.Body.by(ctx) }
 
@@ -54,7 +54,7 @@ func (p Pausing) until() time.Time                       { return p.Body.Until.T
 
 // UntilBody is the body of a pause.
 type UntilBody struct {
-	Because
+	ReasonBody
 	Until Moment `json:"until,omitzero" doc:"When it ends by itself: a time, or a duration from now such as 30m. Absent: when it is ended."`
 }
 
@@ -86,11 +86,11 @@ type (
 	}
 	nameRemoval struct {
 		InName
-		Why
+		ReasonQuery
 	}
 	modelRemoval struct {
 		InModel
-		Why
+		ReasonQuery
 	}
 )
 
@@ -115,7 +115,7 @@ func verb[I interface {
 
 // settingsBody is the body of a change of settings.
 type settingsBody struct {
-	Because
+	ReasonBody
 	Settings map[string]any `json:"settings" doc:"Those to change; null takes one away."`
 }
 

@@ -71,7 +71,7 @@ func (a *API) listCronJobs(ctx context.Context, in *cronFilter) (*answer[list[op
 type cronCreation struct {
 	InQueue
 	Body struct {
-		Because
+		ReasonBody
 		Name     string         `json:"name" minLength:"1" maxLength:"200"`
 		Spec     string         `json:"spec" minLength:"1" doc:"As in crontab, with seconds in front if there are six fields, @daily and the like, or @every 90m."`
 		Settings map[string]any `json:"settings,omitempty" doc:"As the columns of penstock.cron_job are named, and payload."`

@@ -1,4 +1,13 @@
-// Package api is Penstock over HTTP. A file a noun; New lists them.
+// Package api is Penstock over HTTP. It translates requests into calls of pkg/operator, pkg/invalidation and pkg/doctor,
+// and has no statements of its own. A file has the name of a noun, such as queue.go or cron.go, and New lists their
+// routes. The other files are about all requests:
+//
+//	route.go, decode.go, body.go, page.go    from a request to the input of a handler, and pages of lists
+//	access.go, rate.go, budget.go            who may do what, and how much of it
+//	change.go                                reasons of changes, and changes of configuration on a condition (ETag)
+//	key.go                                   the key under which a push is accepted once
+//	problem.go                               from an error to a status and a problem document
+//	lists.go, sharedmemory.go                what all requests together may use
 //
 // An address is one call of add (bodies described by types, checked before the handler runs) or of raw (reads
 // and writes by itself), and says in its route which scope a token needs and whose queue it is about: guard

@@ -92,7 +92,7 @@ func (a *API) entryRoutes() {
 type entriesVerb struct {
 	InQueue
 	Body struct {
-		Because
+		ReasonBody
 		Scope operator.Scope `json:"scope" enum:"name,lock_key"`
 		Value string         `json:"value" minLength:"1"`
 	}
@@ -175,7 +175,7 @@ func (a *API) readEntry(ctx context.Context, number int64) (entryRead, error) {
 	}, nil
 }
 
-// cancelled says what became of the wish to cancel an entry.
+// cancelled is the verdict on a cancel: cancelled, or requested from the node that runs the entry.
 type cancelled struct {
 	Verdict string `json:"verdict" doc:"cancelled, or requested where a node runs it."`
 }

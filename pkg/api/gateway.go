@@ -49,7 +49,7 @@ func (a *API) gatewayRoutes() {
 		scope:   admin, of: ofPlatform,
 	}, func(ctx context.Context, in *struct {
 		Body struct {
-			Because
+			ReasonBody
 			Flow        string `json:"flow" minLength:"1" maxLength:"200"`
 			Criticality string `json:"criticality,omitempty" enum:"critical,default,sheddable" doc:"None: no criticality of its own."`
 		}
@@ -62,7 +62,7 @@ func (a *API) gatewayRoutes() {
 type poolSetting struct {
 	InModel
 	Body struct {
-		Because
+		ReasonBody
 		Settings map[string]any `json:"settings,omitempty" doc:"Laid over the defaults; none: the defaults alone."`
 	}
 }

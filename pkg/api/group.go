@@ -33,7 +33,7 @@ func (a *API) listGroups(ctx context.Context, in *groupFilter) (*answer[list[ope
 type compaction struct {
 	InQueue
 	Body struct {
-		Because
+		ReasonBody
 		LockKey string `json:"lock_key,omitempty" doc:"Absent: all keys with at least two entries, 1,000 a call."`
 		After   string `json:"after,omitempty" doc:"The next of the call before."`
 	}

@@ -56,7 +56,7 @@ func (a *API) limitRoutes() {
 	}, func(ctx context.Context, in *struct {
 		InApplication
 		Conditional
-		Why
+		ReasonQuery
 	},
 	) error {
 		return a.quota(ctx, in.Conditional, in.Application, nil, in.by(ctx))
@@ -76,7 +76,7 @@ func (a *API) limitRoutes() {
 	}, func(ctx context.Context, in *struct {
 		OfOneQueue
 		Body struct {
-			Because
+			ReasonBody
 			Flow   string  `json:"flow"`
 			Weight float64 `json:"weight" minimum:"0" doc:"Beside the usual 1; 0 goes back to that."`
 		}
@@ -124,7 +124,7 @@ type limitUse struct {
 	InQueue
 	InLimit
 	Body struct {
-		Because
+		ReasonBody
 		Units int `json:"units" minimum:"0" maximum:"2147483647" doc:"For each lock; 0 takes the queue out."`
 	}
 }
@@ -147,7 +147,7 @@ type quotaSetting struct {
 	InApplication
 	Conditional
 	Body struct {
-		Because
+		ReasonBody
 		MaxUnits *int    `json:"max_units,omitempty" minimum:"0" doc:"Locks at once."`
 		Rate     float64 `json:"rate,omitempty" minimum:"0" doc:"Locks a second."`
 		Burst    float64 `json:"burst,omitempty" minimum:"0" doc:"Locks; a second's worth if absent."`

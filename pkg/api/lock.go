@@ -37,7 +37,7 @@ type unlocking struct {
 	InQueue
 	Token int64 `path:"token" minimum:"1"`
 	Body  struct {
-		Because
+		ReasonBody
 		LockKey    string `json:"lock_key" minLength:"1" maxLength:"1024" doc:"As the list of locks has it: #ID for an entry without one."`
 		EvenListed bool   `json:"even_listed,omitempty" doc:"Although its node lives and lists the lock: the run goes on, its result is refused, and the entry runs a second time."`
 	}

@@ -59,10 +59,10 @@ func (a *API) modelRoutes() {
 	}, func(ctx context.Context, in *struct {
 		InModel
 		Conditional
-		Why
+		ReasonQuery
 	},
 	) error {
-		return a.override(ctx, in.Conditional, in.Model, nil, Because{in.Reason})
+		return a.override(ctx, in.Conditional, in.Model, nil, ReasonBody{in.Reason})
 	})
 }
 
@@ -99,7 +99,7 @@ func (a *API) instanceRoutes() {
 		scope:   admin, of: ofModel,
 	}, func(ctx context.Context, in *struct {
 		InServer
-		Why
+		ReasonQuery
 		Force bool `query:"force" doc:"Also while slots of it are held."`
 	},
 	) error {
@@ -126,7 +126,7 @@ type modelRegistration struct {
 	InModel
 	Conditional
 	Body struct {
-		Because
+		ReasonBody
 		Config map[string]any `json:"config" doc:"protocol (dispatcher, cog, oip, openai), poll path and interval, timeouts, retries, batch limits."`
 	}
 }
@@ -171,7 +171,7 @@ type modelOverride struct {
 	InModel
 	Conditional
 	Body struct {
-		Because
+		ReasonBody
 		Override map[string]any `json:"override"`
 	}
 }
@@ -188,10 +188,10 @@ func (a *API) overrideModel(ctx context.Context, in *modelOverride) error {
 	if err := a.checkModel(in.Model, found.Config, override); err != nil {
 		return err
 	}
-	return a.override(ctx, in.Conditional, in.Model, override, in.Body.Because)
+	return a.override(ctx, in.Conditional, in.Model, override, in.Body.ReasonBody)
 }
 
-func (a *API) override(ctx context.Context, c Conditional, name string, override []byte, b Because) error {
+func (a *API) override(ctx context.Context, c Conditional, name string, override []byte, b ReasonBody) error {
 	return a.alter(ctx, c, ofModel, name, modelTag(ctx, name), func(d *operator.Database) error {
 		return d.OverrideModel(ctx, name, override, b.by(ctx))
 	})
@@ -210,7 +210,7 @@ func (a *API) listInstances(ctx context.Context, in *modelFilter) (*answer[list[
 type instanceRegistration struct {
 	InServer
 	Body struct {
-		Because
+		ReasonBody
 		Endpoint string            `json:"endpoint" doc:"An http or https address without user or password."`
 		Slots    int32             `json:"slots" minimum:"0"`
 		Labels   map[string]string `json:"labels,omitempty"`
@@ -281,7 +281,7 @@ func (a *API) announceInstance(ctx context.Context, in *announcement) (*answer[a
 	if err := a.checkNeighbours(ctx, instance); err != nil {
 		return nil, err
 	}
-	order, err := a.operator.Announce(ctx, instance, Because{}.by(ctx))
+	order, err := a.operator.Announce(ctx, instance, ReasonBody{}.by(ctx))
 	return answered(announced{order, in.Body.TTL}, err)
 }
 

@@ -54,7 +54,7 @@ func (a *API) listOperations(ctx context.Context, in *operationFilter) (*answer[
 type operationStart struct {
 	InQueue
 	Body struct {
-		Because
+		ReasonBody
 		Verb   operator.OperationVerb `json:"verb" enum:"retry_failures,discard_failures,cancel,disable,enable,delete"`
 		Filter struct {
 			operator.Filter

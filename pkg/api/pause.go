@@ -30,7 +30,7 @@ func (a *API) pauseRoutes() {
 		scope: operate, of: ofQueue,
 	}, func(ctx context.Context, in *struct {
 		OfOneQueue
-		Why
+		ReasonQuery
 		Scope operator.Scope `query:"scope" required:"true" enum:"name,lock_key,flow,model,application,node"`
 		Value string         `query:"value" doc:"Empty: entries without a flow."`
 	},

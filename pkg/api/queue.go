@@ -81,7 +81,7 @@ func (a *API) listQueues(ctx context.Context, in *Paging) (*answer[list[operator
 
 type queueCreation struct {
 	Body struct {
-		Because
+		ReasonBody
 		Name     string         `json:"name" minLength:"1" maxLength:"48"`
 		Settings map[string]any `json:"settings,omitempty" doc:"As the columns of penstock.queue are named."`
 	}
@@ -130,7 +130,7 @@ func (a *API) alterQueue(ctx context.Context, in *queueAlteration) error {
 
 type queueDrop struct {
 	InQueue
-	Why
+	ReasonQuery
 	Force bool `query:"force" doc:"Also if it has entries, which are lost."`
 }
 

@@ -46,7 +46,7 @@ func (a *API) scaleRoutes() {
 		scope:   admin, of: ofPlatform,
 	}, func(ctx context.Context, in *struct {
 		InDeployment
-		Why
+		ReasonQuery
 	},
 	) error {
 		return a.operator.RemoveDeployment(ctx, in.Deployment, in.by(ctx))
@@ -66,7 +66,7 @@ func (a *API) scaleRoutes() {
 		summary: "End the override of a deployment; its policy decides again",
 		scope:   operate, of: ofPlatform,
 	}, func(ctx context.Context, in *struct {
-		Why
+		ReasonQuery
 		Deployment string `query:"deployment" required:"true" minLength:"1" maxLength:"63"`
 	},
 	) error {
@@ -113,7 +113,7 @@ type deploymentSetting struct {
 	InDeployment
 	Conditional
 	Body struct {
-		Because
+		ReasonBody
 		Model    string         `json:"model" minLength:"1" maxLength:"200"`
 		Settings map[string]any `json:"settings,omitempty" doc:"Those of a deployment, such as policy and mode."`
 	}
@@ -164,7 +164,7 @@ func (a *API) listScaleDecisions(
 
 type deploymentOverride struct {
 	Body struct {
-		Because
+		ReasonBody
 		Deployment string `json:"deployment" minLength:"1" maxLength:"63"`
 		Instances  int    `json:"instances" minimum:"0" maximum:"1400"`
 		Until      Moment `json:"until" doc:"When it ends: a time, or a duration from now such as 2h."`

@@ -57,17 +57,17 @@ const (
 // scheduleWait is how long a decision may take to come: states are stored every five seconds at least.
 const scheduleWait = 15 * time.Second
 
-// CompatWhy is a reason that callers of these addresses need not give.
-type CompatWhy struct {
+// CompatReason is a reason that callers of these addresses need not give.
+type CompatReason struct {
 	Reason string `json:"reason,omitempty" query:"reason" maxLength:"1000" doc:"Why; it goes into the audit."`
 }
 
-func (w CompatWhy) by(ctx context.Context) invalidation.By {
-	return Because{Reason: cmp.Or(w.Reason, "by an address of compatibility")}.by(ctx)
+func (w CompatReason) by(ctx context.Context) invalidation.By {
+	return ReasonBody{Reason: cmp.Or(w.Reason, "by an address of compatibility")}.by(ctx)
 }
 
 type compatAmount struct {
-	CompatWhy
+	CompatReason
 
 	Model  string `query:"model" required:"true" minLength:"1" maxLength:"200"`
 	Amount int    `query:"amount" default:"1" minimum:"1" maximum:"1400" doc:"Instances to add to the desired number."`
@@ -141,7 +141,7 @@ func deploymentsOf(ctx context.Context, db *operator.Database, model string) ([]
 
 type compatModel struct {
 	Body struct {
-		CompatWhy
+		CompatReason
 		Model string `json:"model" minLength:"1" maxLength:"200"`
 	}
 }
@@ -187,7 +187,7 @@ func (a *API) compatSchedule(ctx context.Context, in *compatModel) (*answer[mode
 
 type compatExternal struct {
 	Body struct {
-		CompatWhy
+		CompatReason
 		Model    string `json:"model" minLength:"1" maxLength:"200"`
 		Provider string `json:"provider,omitempty" maxLength:"63" doc:"The deployment, where there are several."`
 		Replicas int    `json:"replicas" minimum:"0" maximum:"1400"`
@@ -223,7 +223,7 @@ func (a *API) compatScheduleExternally(ctx context.Context, in *compatExternal) 
 
 type compatRemoval struct {
 	Body struct {
-		CompatWhy
+		CompatReason
 		Model  string `json:"model" minLength:"1" maxLength:"200"`
 		Server string `json:"server" minLength:"1" maxLength:"200" doc:"The name of the instance."`
 	}

@@ -38,7 +38,7 @@ func (a *API) scaleTemplateRoutes() {
 		scope:   admin, of: ofPlatform,
 	}, func(ctx context.Context, in *struct {
 		InTemplate
-		Why
+		ReasonQuery
 	},
 	) error {
 		return a.operator.SetDeploymentTemplate(ctx, in.Model, nil, in.by(ctx))
@@ -53,7 +53,7 @@ type InTemplate struct {
 type templateSetting struct {
 	InTemplate
 	Body struct {
-		Because
+		ReasonBody
 		Settings map[string]any `json:"settings,omitempty" doc:"Those of a deployment, but mode, and idle_seconds."`
 	}
 }

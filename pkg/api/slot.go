@@ -27,7 +27,7 @@ func (a *API) slotRoutes() {
 	}, func(ctx context.Context, in *struct {
 		Name string `path:"name" maxLength:"200"`
 		Body struct {
-			Because
+			ReasonBody
 			Slots int `json:"slots" minimum:"0" maximum:"1000000" doc:"With 0 they have as many as the largest instance of the group."`
 		}
 	},
@@ -52,7 +52,7 @@ func (a *API) listDeadSlots(ctx context.Context, in *modelFilter) (*answer[list[
 type slotsToFree struct {
 	InModel
 	Body struct {
-		Because
+		ReasonBody
 		Server string `json:"server,omitempty" maxLength:"200" doc:"Of this instance; of all if absent."`
 	}
 }

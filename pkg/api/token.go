@@ -42,7 +42,7 @@ func (a *API) tokenRoutes() {
 
 type tokenCreation struct {
 	Body struct {
-		Because
+		ReasonBody
 		Name         string    `json:"name" minLength:"1" maxLength:"63"`
 		Scopes       []string  `json:"scopes" minItems:"1" nullable:"false" enum:"push,read,operate,admin,call,announce"`
 		Applications []string  `json:"applications,omitempty" nullable:"false" doc:"To limit it to these."`
@@ -82,7 +82,7 @@ func (a *API) createToken(ctx context.Context, in *tokenCreation) (*answer[secre
 type tokenRotation struct {
 	InName
 	Body struct {
-		Because
+		ReasonBody
 		OverlapSeconds float64   `json:"overlap_seconds" minimum:"0" maximum:"31536000" doc:"How long the old secrets stay good."`
 		ExpiresAt      time.Time `json:"expires_at,omitzero" doc:"Of the new one; absent: it lasts as long as the one before was to."`
 	}

@@ -29,14 +29,14 @@ type Webhooks interface {
 
 type webhookChange struct {
 	Body struct {
-		Because
+		ReasonBody
 		URL string `json:"url" minLength:"1" maxLength:"2048"`
 	}
 }
 
 type webhookRotation struct {
 	Body struct {
-		Because
+		ReasonBody
 		URL            *string  `json:"url,omitempty" minLength:"1" maxLength:"2048" doc:"Absent: the root secret."`
 		OverlapSeconds *float64 `json:"overlap_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"How long the old secret signs as well; a day if absent."`
 	}

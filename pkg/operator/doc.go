@@ -14,5 +14,6 @@
 // invalidation.By, the actor and the reason, which are written to the audit. Verbs that need only
 // the name or id of their object are in verb.go; pauses of flows, names, keys, models, applications
 // and nodes in pause.go; operations on many entries or failures in operation.go; limits and weights
-// in limit.go and usage.go.
+// in limit.go and usage.go. Other verbs are in the file of their object. Owner and Locked (object.go) are for
+// callers that check rights, or change settings only as they were read.
 package operator

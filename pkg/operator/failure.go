@@ -213,3 +213,19 @@ func (d *Database) CauseSteps(ctx context.Context, queue string, step time.Durat
 	return list[CauseStep](ctx, d.db, "causes of failures of queue "+queue, causeStepsSQL, id, step.Seconds(),
 		steps, causesRead, causeExamples)
 }
+
+// failedSinceSQL looks at the failures of the newest entries of each queue.
+const failedSinceSQL = `
+SELECT coalesce(sum(f.n), 0)::bigint AS n
+  FROM penstock.queue q CROSS JOIN LATERAL (
+       SELECT count(*) FILTER (WHERE x.failed_at > statement_timestamp() - $1::interval) AS n
+         FROM (SELECT failed_at FROM penstock.failure
+                WHERE queue_id = q.id ORDER BY entry_id DESC LIMIT $2) x) f`
+
+// FailedSince returns how many of the newest entries that failed did so in the period that ends
+// now, looking at no more than most of each queue.
+func (d *Database) FailedSince(ctx context.Context, over time.Duration, most int) (int64, error) {
+	found, err := show[struct{ N int64 }](ctx, d.db, "number of recent failures", nil, failedSinceSQL, over,
+		page(most))
+	return found.N, err
+}

@@ -52,3 +52,24 @@ func (d *Database) UsageHours(ctx context.Context, f UsageFilter) ([]UsageHour, 
 		given(f.Queue),
 		given(f.Model), given(f.Flow), given(f.After.Hour), f.After.Queue, f.After.Model, f.After.Flow, page(f.Limit))
 }
+
+// GPUUse is the time for which slots of models were busy with calls that have ended since the beginning of the hour
+// before this one, times the GPUs of their instances. The part of such a call from before that is in it.
+type GPUUse struct {
+	Seconds float64 `json:"seconds"`
+	Wasted  float64 `json:"wasted_seconds"` // of that, for runs whose answer was not kept
+	Over    float64 `json:"over_seconds"`   // the time since that beginning
+}
+
+// gpuSQL sums the last two rows of each queue, model and flow. Nodes add to them every few seconds.
+const gpuSQL = `
+SELECT coalesce(sum(gpu_ms), 0)::float8 / 1000 AS seconds, coalesce(sum(wasted_ms), 0)::float8 / 1000 AS wasted,
+       extract(epoch FROM statement_timestamp()
+                        - date_trunc('hour', statement_timestamp() - interval '1 hour', 'UTC'))::float8 AS over
+  FROM penstock.usage_hour
+ WHERE hour >= date_trunc('hour', statement_timestamp() - interval '1 hour', 'UTC')`
+
+// GPU returns the use of GPUs in this hour and the one before.
+func (d *Database) GPU(ctx context.Context) (GPUUse, error) {
+	return show[GPUUse](ctx, d.db, "use of GPUs", nil, gpuSQL)
+}
