@@ -1,6 +1,6 @@
-// Package api is Penstock over HTTP. It translates requests into calls of pkg/operator, pkg/invalidation and pkg/doctor,
-// and has no statements of its own. A file has the name of a noun, such as queue.go or cron.go, and New lists their
-// routes. The other files are about all requests:
+// Package api is Penstock over HTTP. It translates requests into calls of pkg/operator, pkg/invalidation and
+// pkg/doctor, and has no statements of its own. A file has the name of a noun, such as queue.go or cron.go, and New
+// lists their routes. The other files are about all requests:
 //
 //	route.go, decode.go, body.go, page.go    from a request to the input of a handler, and pages of lists
 //	access.go, rate.go, budget.go            who may do what, and how much of it

@@ -8,8 +8,8 @@
 //	pool        all usable instances of a model, with the requests that wait for them
 //	flow        the unit of fairness: the tenant of the token, or a name that the tenant gives below itself
 //	criticality of a request: critical, default or sheddable. Under load the lower ones wait longer and are refused
-//	            first (Beyer et al., Site Reliability Engineering, chapter 21; the Gateway API Inference Extension). The
-//	            priority of an entry is a number, and the class of a failure another thing
+//	            first (Beyer et al., Site Reliability Engineering, chapter 21; Gateway API Inference Extension).
+//	            The priority of an entry is a number, and the class of a failure another thing
 //	in flight   of a call: it has a slot of one of the pool's instances, and has not ended
 //	ceiling     calls that may be in flight: slots held here, no more than the adaptive limit of each instance
 //	cost        slot-milliseconds: how long a call keeps a slot. Flows are charged it times the GPUs of the instance

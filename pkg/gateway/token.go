@@ -14,22 +14,27 @@ import (
 // TokenState is a token of the API that may call models, with its limits. Snapshots have its keys. Its end is a time of
 // this process's clock.
 type TokenState struct {
-	Hash              [sha256.Size]byte `json:"hash"` // of the secret
-	Name              string            `json:"name"`
-	Flows             []string          `json:"flows"`               // that it may name; empty: its own name, and names below it
-	Models            []string          `json:"models"`              // that it may use; empty: all, or none if Limited is set
-	Limited           bool              `json:"limited"`             // to queues or applications: it may use their models alone
-	Criticality       Criticality       `json:"criticality"`         // at most
-	CriticalityOfFlow bool              `json:"criticality_of_flow"` // instead of Criticality: that of the flow, if one is set for it
-	Rate              float64           `json:"rate"`                // requests a second; 0: not limited
-	InFlightMax       int               `json:"flying"`              // calls in flight; 0: not limited
-	WaitingMax        int               `json:"waiting"`             // requests that wait; 0: not limited
-	Weight            float64           `json:"weight"`              // of its flows; 0 is taken as 1
-	PriorityMax       *int16            `json:"priority_max"`        // that its entries may ask for; nil: any
-	PushRate          float64           `json:"push_rate"`           // entries a second, at each gateway; 0: not limited
-	PushBurst         int               `json:"push_burst"`          // entries at once; 0: those of a second
-	ExpiresAt         time.Time         `json:"expires_at,omitzero"`
-	Budget            Budget            `json:"budget,omitzero"`
+	Hash [sha256.Size]byte `json:"hash"` // of the secret
+	Name string            `json:"name"`
+	// that it may name; empty: its own name, and names below it
+	Flows []string `json:"flows"`
+	// that it may use; empty: all, or none if Limited is set
+	Models []string `json:"models"`
+	// to queues or applications: it may use their models alone
+	Limited     bool        `json:"limited"`
+	Criticality Criticality `json:"criticality"` // at most
+	// instead of Criticality: that of the flow, if one is set for it
+	CriticalityOfFlow bool    `json:"criticality_of_flow"`
+	Rate              float64 `json:"rate"`         // requests a second; 0: not limited
+	InFlightMax       int     `json:"flying"`       // calls in flight; 0: not limited
+	WaitingMax        int     `json:"waiting"`      // requests that wait; 0: not limited
+	Weight            float64 `json:"weight"`       // of its flows; 0 is taken as 1
+	PriorityMax       *int16  `json:"priority_max"` // that its entries may ask for; nil: any
+	// entries a second, at each gateway; 0: not limited
+	PushRate  float64   `json:"push_rate"`
+	PushBurst int       `json:"push_burst"` // entries at once; 0: those of a second
+	ExpiresAt time.Time `json:"expires_at,omitzero"`
+	Budget    Budget    `json:"budget,omitzero"`
 }
 
 // Budget bounds the GPU milliseconds that the calls of a token's flows, and of flows below them, take in a period. The
