@@ -53,7 +53,7 @@ func TestTheEndOfACallOnASlotThatWasLostFreesNothing(t *testing.T) {
 	p.SetInstances(now, []InstanceState{{ID: 1, Slots: 2, Usable: true}})
 	slots := []slot.Held{{Instance: 1, Number: 0, Token: 1}}
 	p.Grant(now, slots)
-	first, second := &Request{Flow: "f", Criticality: Critical}, &Request{Flow: "f", Class: Critical}
+	first, second := &Request{Flow: "f", Criticality: Critical}, &Request{Flow: "f", Criticality: Critical}
 	if inFlight, refused := p.Arrive(now, first); !inFlight {
 		t.Fatal(refused)
 	}
