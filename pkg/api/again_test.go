@@ -123,7 +123,8 @@ func TestWhatWasAcceptedBeforeIsAnsweredBeyondTheLimitsOfTheToken(t *testing.T) 
 	}
 	w.exec(`
 INSERT INTO penstock.usage_hour (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out)
-SELECT date_trunc('hour', now(), 'UTC'), id, 'm', 'budget', 1, 1000, 0, 0, 0, 0 FROM penstock.queue WHERE name = 'work'`)
+SELECT date_trunc('hour', now() + v.ahead, 'UTC'), id, 'm', 'budget', 1, 1000, 0, 0, 0, 0
+  FROM penstock.queue, (VALUES (interval '0'), (interval '1 day')) v(ahead) WHERE name = 'work'`) // also of the next day
 	w.api = New(w.pool, Config{}) // what it read of the budget is kept for two seconds
 	spent := &pushBucket{}
 	spent.Take(time.Now(), tokenbucket.Rate{PerSecond: 0.001, Burst: 6}, 6)
