@@ -23,8 +23,8 @@ const (
 	overloadTTL   = 2 * time.Second        // how long a request may wait
 )
 
-// class is a part of the requests that are offered.
-type class struct {
+// offered is the requests of one criticality.
+type offered struct {
 	name string
 	part float64 // of the capacity
 
@@ -33,9 +33,9 @@ type class struct {
 	refusals              []time.Duration // from the request to the end of its refusal
 }
 
-// overload offers twice the capacity in three classes, over HTTP, as Poisson processes. Counted are the time that the
-// worker spent on calls, of the time of all slots, and the requests that arrived, while the load was on and its first
-// waits were over: the queue fills then, and empties when the load ends.
+// overload offers twice the capacity in three criticalities, over HTTP, as Poisson processes. Counted are the time that
+// the worker spent on calls, of the time of all slots, and the requests that arrived, while the load was on and its
+// first waits were over: the queue fills then, and empties when the load ends.
 func overload(r *run) error {
 	var from, until atomic.Int64 // of what is counted, in nanoseconds of the clock; 0: not known yet
 	var spent atomic.Int64
@@ -53,15 +53,17 @@ func overload(r *run) error {
 		return err
 	}
 	defer front.stop()
-	classes := []*class{{name: "critical", part: 0.3}, {name: "default", part: 0.9}, {name: "sheddable", part: 0.8}}
+	criticalities := []*offered{
+		{name: "critical", part: 0.3}, {name: "default", part: 0.9}, {name: "sheddable", part: 0.8},
+	}
 	rate := overloadSlots / overloadMean.Seconds()
 	start := time.Now().Add(overloadTTL)
 	end := start.Add(r.lasts)
 	from.Store(start.UnixNano())
 	until.Store(end.UnixNano())
-	offer(r.ctx, front.url, classes, rate, start, end)
+	offer(r.ctx, front.url, criticalities, rate, start, end)
 	var refusals []time.Duration
-	for _, c := range classes {
+	for _, c := range criticalities {
 		fmt.Printf("overload: %-9s %5d sent, %5d served, %5d refused, %d of them at the end of their wait\n", c.name,
 			c.sent, c.served, c.refused, c.inVain)
 		refusals = append(refusals, c.refusals...)
@@ -71,18 +73,18 @@ func overload(r *run) error {
 		float64(spent.Load())/float64(capacity), "")
 	r.table.most("overload", "p50 until a refusal", 5, quantile(refusals, 0.5), "ms")
 	r.table.most("overload", "p99 until a refusal", 5, quantile(refusals, 0.99), "ms")
-	r.table.most("overload", "critical requests refused", 0, float64(classes[0].refused), "")
+	r.table.most("overload", "critical requests refused", 0, float64(criticalities[0].refused), "")
 	return nil
 }
 
-// offer sends the classes at their parts of a rate until a time, counts the requests that are sent from start on, and
-// returns when all are answered.
-func offer(ctx context.Context, url string, classes []*class, rate float64, start, end time.Time) {
+// offer sends requests of each criticality at their parts of a rate until a time, counts the requests that are sent from
+// start on, and returns when all are answered.
+func offer(ctx context.Context, url string, criticalities []*offered, rate float64, start, end time.Time) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4096}}
 	defer client.CloseIdleConnections()
 	var mu sync.Mutex
 	var group, senders sync.WaitGroup
-	for _, c := range classes {
+	for _, c := range criticalities {
 		senders.Go(func() {
 			due := time.Now()
 			for n := 0; ; n++ {
@@ -93,7 +95,7 @@ func offer(ctx context.Context, url string, classes []*class, rate float64, star
 				time.Sleep(time.Until(due))
 				counted := !due.Before(start)
 				group.Go(func() {
-					status, took := sendClass(ctx, client, url, c.name, n%20)
+					status, took := sendRequest(ctx, client, url, c.name, n%20)
 					if !counted {
 						return
 					}
@@ -117,15 +119,15 @@ func offer(ctx context.Context, url string, classes []*class, rate float64, star
 	group.Wait()
 }
 
-// sendClass sends one request, and returns its status, 0 for none, and how long its answer took.
-func sendClass(ctx context.Context, client *http.Client, url, class string, flow int) (int, time.Duration) {
+// sendRequest sends one request, and returns its status, 0 for none, and how long its answer took.
+func sendRequest(ctx context.Context, client *http.Client, url, criticality string, flow int) (int, time.Duration) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions",
 		strings.NewReader(`{"model":"m","messages":[]}`))
 	if err != nil {
 		return 0, 0
 	}
 	request.Header.Set("X-Penstock-Criticality", criticality)
-	request.Header.Set("X-Penstock-Flow", class+strconv.Itoa(flow))
+	request.Header.Set("X-Penstock-Flow", criticality+strconv.Itoa(flow))
 	request.Header.Set("X-Penstock-Queue-Ttl-Ms", strconv.FormatInt(overloadTTL.Milliseconds(), 10))
 	began := time.Now()
 	answer, err := client.Do(request)
