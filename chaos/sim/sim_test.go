@@ -226,7 +226,7 @@ func TestJudgeSeesWhatIsWrong(t *testing.T) {
 	}
 	for want, spoil := range cases {
 		synctest.Test(t, func(t *testing.T) {
-			w := play(2) // it has a case of each
+			w := play(3) // it has a case of each
 			if found := w.judge(); len(found) > 0 {
 				t.Fatalf("before anything was changed: %q", found)
 			}
