@@ -13,14 +13,18 @@ import (
 	"github.com/penstock/penstock/chaos/pgproxy"
 )
 
-// report prints what was done and what was found, and returns how many promises were broken.
+// verdict counts what speaks against a run: promises that were broken, and what is missing to say that they held, such
+// as a case of one.
+type verdict struct{ broken, missing int }
+
+// report prints what was done and what was found.
 func (s *site) report(
 	out io.Writer,
 	p *plan,
 	h *judge.History,
 	findings []judge.Finding,
 	took time.Duration,
-) (broken int) {
+) (v verdict) {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintf(
 		w,
@@ -65,7 +69,7 @@ func (s *site) report(
 	for _, f := range findings {
 		fmt.Fprintf(w, "%s\t%d\t%d\n", f.Name, f.Checked, f.Broken)
 		if f.Broken > 0 {
-			broken++
+			v.broken++
 		}
 	}
 	w.Flush()
@@ -73,13 +77,13 @@ func (s *site) report(
 	s.reportLateness(out)
 	for _, missing := range s.missing(h, findings, took) {
 		fmt.Fprintf(out, "PROBLEM %s\n", missing)
-		broken++
+		v.missing++
 	}
 	for _, problem := range s.problems {
 		fmt.Fprintf(out, "PROBLEM %v\n", problem)
-		broken++
+		v.missing++
 	}
-	return broken
+	return v
 }
 
 // reportFindings prints what broke promises, and of which promises about times without disturbances there is no case.
