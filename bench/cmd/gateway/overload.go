@@ -77,8 +77,8 @@ func overload(r *run) error {
 	return nil
 }
 
-// offer sends requests of each criticality at their parts of a rate until a time, counts the requests that are sent from
-// start on, and returns when all are answered.
+// offer sends requests of each criticality at their parts of a rate until a time, counts the requests that are sent
+// from start on, and returns when all are answered.
 func offer(ctx context.Context, url string, criticalities []*offered, rate float64, start, end time.Time) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4096}}
 	defer client.CloseIdleConnections()
