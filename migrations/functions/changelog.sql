@@ -240,6 +240,9 @@ $$;
 --
 -- Rows before an UPDATE are joined to those after it by watch_row_columns. Where these do not identify a row, the n-th
 -- of equal rows before is joined to the n-th after it: transition tables have them in one order.
+--
+-- The columns that it adds to the rows are called like system columns, since a table can have none of these names: xmin
+-- is true, cmin the position of a row in its table, cmax its position among equal rows.
 -- Callers: watch.
 CREATE OR REPLACE FUNCTION penstock.watch_changes_sql(
     watched regclass,
@@ -267,21 +270,20 @@ DECLARE
     field   text := format(shape, format(object, 'n'), 'f.field', 'penstock.watch_value(f.was)',
                            'penstock.watch_value(f.became)');
     matched text[] := penstock.watch_row_columns(watched, keys);
-    ranked  boolean := false; -- no index says that they identify a row
-    side    text := '(SELECT true AS penstock_here, * FROM %s_rows)';
+    ranked  boolean := NOT penstock.watch_identifies(watched, matched); -- no index says that they do
+    side    text := '(SELECT true AS xmin, * FROM %s_rows)';
     joined  text;
 BEGIN
-    IF NOT penstock.watch_identifies(watched, matched) THEN
-        ranked := true;
+    IF ranked THEN
         side := format(
-            '(SELECT true AS penstock_here, *, row_number() OVER (PARTITION BY %s ORDER BY penstock_place) '
-            'AS penstock_rank FROM (SELECT *, row_number() OVER () AS penstock_place FROM %%s_rows) r)',
+            '(SELECT true AS xmin, *, row_number() OVER (PARTITION BY %s ORDER BY r.cmin) AS cmax '
+            'FROM (SELECT *, row_number() OVER () AS cmin FROM %%s_rows) r)',
             (SELECT string_agg(replace(format(penstock.watch_key_sql(watched, k), 'r'), '%', '%%'), ', ')
                FROM unnest(matched) k));
     END IF;
     joined := (SELECT string_agg(format(penstock.watch_key_sql(watched, k), 'n') || ' = '
                                  || format(penstock.watch_key_sql(watched, k), 'o'), ' AND ') FROM unnest(matched) k)
-              || CASE WHEN ranked THEN ' AND n.penstock_rank = o.penstock_rank' ELSE '' END;
+              || CASE WHEN ranked THEN ' AND n.cmax = o.cmax' ELSE '' END;
     RETURN CASE op
         WHEN 'insert' THEN came || ' FROM new_rows n'
         WHEN 'delete' THEN went || ' FROM old_rows o'
@@ -290,10 +292,10 @@ BEGIN
   FROM %s o FULL
       JOIN %s n ON %s
  CROSS JOIN LATERAL (
-       %s FROM (VALUES %s) f(field, was, became, differs) WHERE o.penstock_here AND n.penstock_here
+       %s FROM (VALUES %s) f(field, was, became, differs) WHERE o.xmin AND n.xmin
            AND coalesce(f.differs, f.was IS DISTINCT FROM f.became)
-       UNION ALL %s WHERE n.penstock_here IS NULL
-       UNION ALL %s WHERE o.penstock_here IS NULL) c$q$,
+       UNION ALL %s WHERE n.xmin IS NULL
+       UNION ALL %s WHERE o.xmin IS NULL) c$q$,
             format(side, 'old'), format(side, 'new'), joined, field,
             (SELECT string_agg(format('(%L, ', c) || format(penstock.watch_field_sql(watched, c), 'o') || ', '
                                || format(penstock.watch_field_sql(watched, c), 'n') || ', '

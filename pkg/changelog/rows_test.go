@@ -151,3 +151,22 @@ func TestAValueThatIsLeftOutIsNotConverted(t *testing.T) {
 		t.Errorf("recorded %.200s, want %s", got[0], want)
 	}
 }
+
+// Triggers add columns of their own to the rows of a statement. Each UPDATE of a table that has columns of these names
+// would be refused.
+func TestColumnsOfATableMayHaveAnyNames(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE TABLE odd (id int PRIMARY KEY, penstock_here int, penstock_place int, penstock_rank int, o int, n int,
+		f int, r int, c int, field int, was int, became int, differs int)`)
+	for _, key := range []string{"id", "penstock_rank"} { // the second is not unique
+		b.watchTable("odd", nil, key)
+		b.exec(`INSERT INTO odd VALUES (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)`)
+		b.changes()
+		b.exec(`UPDATE odd SET penstock_here = 2, penstock_place = NULL, n = NULL, was = 2`)
+		b.exec(`UPDATE odd SET penstock_here = NULL, differs = 2`)
+		b.wantChanges(`1.penstock_here: 1 -> 2`, `1.penstock_place: 1 -> null`, `1.n: 1 -> null`, `1.was: 1 -> 2`,
+			`1.penstock_here: 2 -> null`, `1.differs: 1 -> 2`)
+		b.exec(`DELETE FROM odd`)
+		b.changes()
+	}
+}
