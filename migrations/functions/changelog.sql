@@ -239,7 +239,8 @@ $$;
 -- of a session, of one row perhaps, is right for a million.
 --
 -- Rows before an UPDATE are joined to those after it by watch_row_columns. Where these do not identify a row, the n-th
--- of equal rows before is joined to the n-th after it: transition tables have them in one order.
+-- of equal rows before is joined to the n-th after it: transition tables have them in one order. So it is where actions
+-- of foreign keys update rows: a statement that fires two of them on a row has two versions of it in each table.
 --
 -- The columns that it adds to the rows are called like system columns, since a table can have none of these names: xmin
 -- is true, cmin the position of a row in its table, cmax its position among equal rows.
@@ -270,7 +271,10 @@ DECLARE
     field   text := format(shape, format(object, 'n'), 'f.field', 'penstock.watch_value(f.was)',
                            'penstock.watch_value(f.became)');
     matched text[] := penstock.watch_row_columns(watched, keys);
-    ranked  boolean := NOT penstock.watch_identifies(watched, matched); -- no index says that they do
+    ranked  boolean := NOT penstock.watch_identifies(watched, matched) OR EXISTS (
+        SELECT FROM pg_constraint c
+         WHERE c.conrelid = watched AND c.contype = 'f'
+           AND (c.confdeltype IN ('n', 'd') OR c.confupdtype IN ('c', 'n', 'd'))); -- set null, set default, cascade
     side    text := '(SELECT true AS xmin, * FROM %s_rows)';
     joined  text;
 BEGIN

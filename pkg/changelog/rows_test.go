@@ -170,3 +170,19 @@ func TestColumnsOfATableMayHaveAnyNames(t *testing.T) {
 		b.changes()
 	}
 }
+
+// Actions of foreign keys may update a row more than once for one statement, whose triggers get each version of it.
+func TestARowThatTwoForeignKeysUpdateIsRecordedOnce(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE TABLE person (id int PRIMARY KEY);
+		CREATE TABLE task (id int PRIMARY KEY, author int REFERENCES person ON DELETE SET NULL,
+			owner int REFERENCES person ON DELETE SET NULL);
+		INSERT INTO person VALUES (1); INSERT INTO task VALUES (7, 1, 1), (8, NULL, 1)`)
+	b.watchTable("task", nil)
+	b.exec(`DELETE FROM person`)
+	got := b.changes()
+	slices.Sort(got)
+	if want := []string{`7.author: 1 -> null`, `7.owner: 1 -> null`, `8.owner: 1 -> null`}; !slices.Equal(got, want) {
+		t.Errorf("recorded %q, want %q", got, want)
+	}
+}
