@@ -309,7 +309,8 @@ BEGIN
 END $_$;
 
 -- watch makes changes of a table entries of a change_log queue, from its commit on: of all columns
--- or of some. keys are the columns that identify a row; without them it is the primary key.
+-- but virtual generated ones, whose values no trigger has, or of some. keys are the columns that
+-- identify a row; without them it is the primary key.
 -- Watching again replaces the watch. The trigger functions that it makes work with any names of
 -- columns. They run with the rights of the role that called watch: no other role may attach
 -- them to a table, and they refuse a table that is not watched, and a column whose type has become
@@ -360,12 +361,18 @@ BEGIN
             HINT = 'Say which columns identify a row: keys => ARRAY[''...''].';
     END IF;
     columns := coalesce(columns, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = watched AND a.attnum > 0 AND NOT a.attisdropped
-                                        AND a.attname <> ALL (keys) ORDER BY a.attnum));
+                                        AND a.attgenerated <> 'v' AND a.attname <> ALL (keys) ORDER BY a.attnum));
     SELECT c INTO wrong FROM unnest(columns || keys) c
      WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = watched AND a.attname = c AND a.attnum > 0
                        AND NOT a.attisdropped) LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'table % has no column "%"', watched, wrong USING ERRCODE = 'PS002';
+    END IF;
+    SELECT a.attname INTO wrong FROM pg_attribute a
+     WHERE a.attrelid = watched AND a.attname = ANY (columns || keys) AND a.attgenerated = 'v' LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'column "%" of table % is a virtual generated one, whose values triggers do not see', wrong, watched
+            USING ERRCODE = 'PS002', HINT = 'Watch the columns that it is computed from, or make it a stored one.';
     ELSIF cardinality(columns) = 0 THEN
         columns := keys;
     END IF;

@@ -3,8 +3,10 @@ package changelog
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -184,5 +186,28 @@ func TestARowThatTwoForeignKeysUpdateIsRecordedOnce(t *testing.T) {
 	slices.Sort(got)
 	if want := []string{`7.author: 1 -> null`, `7.owner: 1 -> null`, `8.owner: 1 -> null`}; !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)
+	}
+}
+
+// Triggers do not see values of virtual generated columns: a change of one would be recorded as from null to null, or
+// not at all.
+func TestAVirtualGeneratedColumnIsNotWatched(t *testing.T) {
+	b := newBed(t)
+	if b.count(`SELECT current_setting('server_version_num')::int`) < 180000 {
+		t.Skip("Postgres before 18 has no virtual generated columns")
+	}
+	b.exec(`CREATE TABLE price (id int PRIMARY KEY, net int, gross int GENERATED ALWAYS AS (net * 2) VIRTUAL,
+		tax int GENERATED ALWAYS AS (net / 2) STORED)`)
+	b.watchTable("price", nil)
+	b.exec(`INSERT INTO price VALUES (1, 10)`)
+	b.exec(`UPDATE price SET net = 20`)
+	b.wantChanges(`1.: null -> {"net": 10, "tax": 5}`, `1.net: 10 -> 20`, `1.tax: 5 -> 10`)
+	for _, c := range []struct{ columns, keys []string }{
+		{[]string{"gross"}, nil}, {[]string{"net"}, []string{"gross"}},
+	} {
+		err := Watch(b.ctx, b.pool, "price", "changes", c.columns, c.keys, invalidation.By{})
+		if postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), "virtual") {
+			t.Errorf("columns %q by keys %q: %v, want that the column is refused", c.columns, c.keys, err)
+		}
 	}
 }
