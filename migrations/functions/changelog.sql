@@ -120,7 +120,7 @@ BEGIN
 END $$;
 
 -- watch_base_type is the type below a domain, and any other type itself.
--- Callers: watch_column_sql, watch_field_sql, watch_differs_sql.
+-- Callers: watch_column_sql, watch_field_sql, watch_object_sql, watch_differs_sql.
 CREATE OR REPLACE FUNCTION penstock.watch_base_type(type oid) RETURNS oid
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE base AS (
@@ -156,7 +156,7 @@ $$;
 -- watch_field_sql is the expression of watch_column_sql, for json and domains over it by watch_json. A text or bytea of
 -- over 8 kB is left out before it is converted: jsonb holds no text of more than 256 MB, which a bytea of half of that
 -- is, and a large value that is stored out of line need not be read.
--- Callers: watch_changes_sql, watch_key_sql.
+-- Callers: watch_changes_sql, watch_key_sql, watch_object_sql.
 CREATE OR REPLACE FUNCTION penstock.watch_field_sql(watched regclass, column_name text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN b.base = 'json'::regtype THEN format('to_jsonb(penstock.watch_json(%s))', v.value)
@@ -168,6 +168,17 @@ LANGUAGE sql STABLE AS $$
      CROSS JOIN LATERAL (SELECT penstock.watch_base_type(a.atttypid) AS base) b
      CROSS JOIN LATERAL (SELECT substr(x.text, length('to_jsonb(') + 1, length(x.text) - length('to_jsonb()'))
                              AS value) v
+     WHERE a.attrelid = watched AND a.attname = column_name
+$$;
+
+-- watch_object_sql is the expression of watch_field_sql for a key as a change names its object. A numeric is without
+-- zeros at its end: equal numbers are one object and have one lock key.
+-- Callers: watch_changes_sql.
+CREATE OR REPLACE FUNCTION penstock.watch_object_sql(watched regclass, column_name text) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN penstock.watch_base_type(a.atttypid) = 'numeric'::regtype
+                THEN 'to_jsonb(trim_scale(' || substr(x.text, length('to_jsonb(') + 1) || ')' ELSE x.text END
+      FROM pg_attribute a CROSS JOIN penstock.watch_field_sql(watched, column_name) x(text)
      WHERE a.attrelid = watched AND a.attname = column_name
 $$;
 
@@ -258,10 +269,10 @@ DECLARE
     label   text := (SELECT replace(quote_literal(n.nspname || '.' || c.relname), '%', '%%')
                      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = watched);
     object  text := CASE cardinality(keys)
-                    WHEN 1 THEN format('penstock.watch_value(%s)', penstock.watch_field_sql(watched, keys[1]))
+                    WHEN 1 THEN format('penstock.watch_value(%s)', penstock.watch_object_sql(watched, keys[1]))
                     ELSE format('jsonb_build_object(%s)', (
                         SELECT string_agg(format('%L, penstock.watch_value(%s)', replace(k, '%', '%%'),
-                                                 penstock.watch_field_sql(watched, k)), ', ')
+                                                 penstock.watch_object_sql(watched, k)), ', ')
                           FROM unnest(keys) k)) END;
     whole   text := format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, penstock.watch_value(', replace(c, '%', '%%')) || penstock.watch_field_sql(watched, c) || ')', ', ')
                                                               FROM unnest(columns) c));

@@ -211,3 +211,19 @@ func TestAVirtualGeneratedColumnIsNotWatched(t *testing.T) {
 		}
 	}
 }
+
+// Equal numbers are one object, with one lock key, however many zeros they were written with.
+func TestAKeyOfANumberHasOneLockKey(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE DOMAIN size AS numeric; CREATE TABLE shoe (size numeric PRIMARY KEY, v int);
+		CREATE TABLE boot (size size, width numeric, v int)`)
+	b.watchTable("shoe", nil)
+	b.watchTable("boot", []string{"v"}, "size", "width")
+	b.exec(`INSERT INTO shoe VALUES (10.50, 1), (100, 1), ('NaN', 1); INSERT INTO boot VALUES (1.0, 2.00, 1)`)
+	b.exec(`UPDATE shoe SET size = 10.500, v = 2 WHERE size = 10.5; UPDATE boot SET size = 1, width = 2, v = 2`)
+	if n := b.count(`SELECT count(DISTINCT lock_key) FROM penstock.entry_changes`); n != 4 {
+		t.Errorf("the changes of 4 rows have %d lock keys", n)
+	}
+	b.wantChanges(`10.5.: null -> {"v": 1}`, `100.: null -> {"v": 1}`, `"NaN".: null -> {"v": 1}`,
+		`{"size": 1, "width": 2}.: null -> {"v": 1}`, `10.5.v: 1 -> 2`, `{"size": 1, "width": 2}.v: 1 -> 2`)
+}
