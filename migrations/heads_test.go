@@ -24,6 +24,7 @@ var (
 	readOnlyPattern   = regexp.MustCompile(`\b(STABLE|IMMUTABLE)\b`)
 	sqlstatePattern   = regexp.MustCompile(`ERRCODE = '(\w+)'`)
 	callersPattern    = regexp.MustCompile(`Callers: (.*?)(?: SQLSTATE: |$)`)
+	sqlPattern        = regexp.MustCompile(`\bpenstock\.\w|SELECT |force =>`)
 	callerPattern     = regexp.MustCompile(`[\w/]+`)
 )
 
@@ -189,5 +190,18 @@ func TestHeadsAreFound(t *testing.T) {
 	}
 	if got := headOf("a;\n-- b\n\n-- c\n-- d\n"); got != "c d" {
 		t.Errorf("head %q", got)
+	}
+}
+
+// Users of the CLI and of the API read hints as well, and most of them cannot send SQL: a hint names the object and the
+// verb in words. One that has no other way says that it is for SQL.
+func TestHintsAreForThoseWithoutSQL(t *testing.T) {
+	hint := regexp.MustCompile(`HINT = [^;]*;`)
+	for _, d := range definitions(t) {
+		for _, text := range hint.FindAllString(d.text, -1) {
+			if sqlPattern.MatchString(text) && !strings.Contains(text, "in SQL") {
+				t.Errorf("%s: %s: %s", d.file, d.name, text)
+			}
+		}
 	}
 }

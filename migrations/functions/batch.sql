@@ -13,7 +13,7 @@ BEGIN
     SELECT * INTO b FROM penstock.batch WHERE id = wanted FOR UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'batch % does not exist', wanted USING ERRCODE = 'PS012',
-            HINT = 'penstock.batch_status lists the batches.';
+            HINT = 'The list of batches has their ids (batch_status).';
     ELSIF open_only AND b.ended_at IS NOT NULL THEN
         RAISE EXCEPTION 'batch % has ended: %', wanted, b.status USING ERRCODE = 'PS006', DETAIL = b.status;
     END IF;
@@ -90,7 +90,7 @@ DECLARE
 BEGIN
     IF q.kind NOT IN ('batch', 'task') THEN
         RAISE EXCEPTION 'queue "%" is of kind %, not batch', q.name, q.kind
-            USING ERRCODE = 'PS002', HINT = 'Make one: SELECT penstock.create_queue(''name'', ''{"kind": "batch"}'').';
+            USING ERRCODE = 'PS002', HINT = 'Create a queue of kind batch (create_queue).';
     ELSIF q.refusal IS NOT NULL THEN
         PERFORM penstock.refuse_push(q); -- raises
     ELSIF jsonb_typeof(options) IS DISTINCT FROM 'object' THEN
@@ -418,7 +418,7 @@ BEGIN
         IF NOT force THEN
             RAISE EXCEPTION 'queue "%" is the completion_queue of batch %, which has not ended', q.name, b.id
                 USING ERRCODE = 'PS006',
-                      HINT = 'Wait until it has, or drop with force => true: the batch ends as failed.';
+                      HINT = 'Wait until it has, or drop with force: the batch ends as failed.';
         END IF;
     END LOOP;
 END $$;

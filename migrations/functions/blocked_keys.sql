@@ -84,7 +84,7 @@ BEGIN
             HINT = 'Try again.';
     ELSIF NOT changed THEN
         RAISE EXCEPTION 'lock key "%" of queue "%" is not blocked', lock_key, q.name
-            USING ERRCODE = 'PS006', HINT = 'penstock.blocked_key_status lists the keys that are.';
+            USING ERRCODE = 'PS006', HINT = 'The list of blocked keys has those that are (blocked_key_status).';
     END IF;
     PERFORM penstock.audit_log(unblock_key.actor, 'unblock_key', q.name, unblock_key.reason,
                                jsonb_build_object('lock_key', unblock_key.lock_key, 'entry_id', b.entry_id,

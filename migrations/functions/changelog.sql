@@ -49,7 +49,7 @@ DECLARE
 BEGIN
     IF watched IS NOT NULL THEN
         RAISE EXCEPTION 'queue "%" records changes of %', OLD.name, watched USING ERRCODE = 'PS006',
-            HINT = 'End that first: SELECT penstock.unwatch(...).';
+            HINT = 'End its watches first, in SQL: penstock.unwatch.';
     END IF;
     DELETE FROM penstock.watch WHERE queue_id = OLD.id;
     RETURN OLD;
@@ -357,7 +357,7 @@ DECLARE
 BEGIN
     IF q.kind <> 'change_log' THEN
         RAISE EXCEPTION 'queue "%" is of kind %, not change_log', q.name, q.kind
-            USING ERRCODE = 'PS002', HINT = 'Make one: SELECT penstock.create_queue(''changes'', ''{"kind": "change_log", "grouping": "object"}'').';
+            USING ERRCODE = 'PS002', HINT = 'Create a queue of kind change_log, with grouping object (create_queue).';
     END IF;
     IF EXISTS (SELECT FROM pg_class c WHERE c.oid = watched AND c.relnamespace = 'penstock'::regnamespace) THEN
         RAISE EXCEPTION 'table % is one of Penstock''s own', watched USING ERRCODE = 'PS002',
@@ -410,7 +410,7 @@ BEGIN
                                OFFSET 0) a -- the function is planned anew for each column that it is called for
                    WHERE penstock.watch_column_sql(TG_RELID, a.attname) IS DISTINCT FROM %L::jsonb ->> a.attname) THEN
         RAISE EXCEPTION 'table %% is not what is watched, or its columns have changed', TG_RELID::regclass
-            USING ERRCODE = 'PS006', HINT = 'Watch it again: SELECT penstock.watch(...).';
+            USING ERRCODE = 'PS006', HINT = 'Watch the table again, in SQL: penstock.watch.';
     END IF;
     IF current_setting('penstock.depth', true) <> '' THEN
         PERFORM penstock.check_depth(%L);

@@ -213,7 +213,7 @@ DECLARE
 BEGIN
     IF NOT q.mergeable THEN
         RAISE EXCEPTION 'queue "%" is not mergeable', q.name USING ERRCODE = 'PS006',
-            HINT = 'Set mergeable, and merge to first, last, object or array, with penstock.alter_queue.';
+            HINT = 'Set mergeable of the queue, and its merge to first, last, object or array (alter_queue).';
     END IF;
     SELECT array_agg(c.id ORDER BY c.id), array_agg(c.payload ORDER BY c.id) INTO ids, payloads
       FROM penstock.compactable(q, compact.lock_key) c;

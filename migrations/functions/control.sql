@@ -153,7 +153,7 @@ BEGIN
      WHERE n.id = drain_node.node;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'node % is not registered', node
-            USING ERRCODE = 'PS008', HINT = 'penstock.node_status lists the nodes.';
+            USING ERRCODE = 'PS008', HINT = 'The list of nodes has their ids (node_status).';
     END IF;
     PERFORM penstock.audit_log(actor, 'drain_node', 'node ' || node, reason);
 END $$;
@@ -365,7 +365,7 @@ BEGIN
     IF EXISTS (SELECT FROM penstock.pause p
                 WHERE p.scope = need_no_pause.scope AND p.value = need_no_pause.value AND p.queue_id = q.id) THEN
         RAISE EXCEPTION 'entries with % "%" are paused', scope, value
-            USING ERRCODE = 'PS006', HINT = 'Resume them first: penstock.resume.';
+            USING ERRCODE = 'PS006', HINT = 'End the pause of this name or lock key first (resume).';
     END IF;
 END $$;
 
@@ -399,7 +399,7 @@ BEGIN
          WHERE d.queue_id = q.id AND d.scope = switch_entries.scope AND d.value = switch_entries.value;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'entries with % "%" are not disabled', scope, value
-                USING ERRCODE = 'PS006', HINT = 'penstock.disabled lists what is.';
+                USING ERRCODE = 'PS006', HINT = 'The audit has the disables of names and lock keys; in SQL penstock.disabled has those in force.';
         END IF;
     END IF;
     SELECT c.matched, c.whole INTO matched, whole FROM penstock.count_first(q, verb, filter, 10000) c;
@@ -446,7 +446,7 @@ BEGIN
     IF pause.scope = 'model' AND NOT EXISTS (SELECT FROM penstock.model m WHERE m.name = pause.value)
        AND NOT EXISTS (SELECT FROM penstock.queue x WHERE x.model = pause.value) THEN
         RAISE EXCEPTION 'value: there is no model "%"', value
-            USING ERRCODE = 'PS002', HINT = 'Register it first: penstock.register_model.';
+            USING ERRCODE = 'PS002', HINT = 'Register the model first (register_model).';
     END IF;
     IF entries THEN
         PERFORM FROM penstock.queue x WHERE x.id = q FOR NO KEY UPDATE;
@@ -458,7 +458,7 @@ BEGIN
                     WHERE d.queue_id = q AND d.scope = pause.scope AND d.value = pause.value);
     IF entries AND off AND NOT known THEN
         RAISE EXCEPTION 'entries with % "%" are disabled', scope, value
-            USING ERRCODE = 'PS006', HINT = 'Enable them first: penstock.enable_entries.';
+            USING ERRCODE = 'PS006', HINT = 'Enable the entries of this name or lock key first (enable_entries).';
     END IF;
     INSERT INTO penstock.pause AS p (scope, value, queue_id, actor, reason, until)
     VALUES (pause.scope, pause.value, q, penstock.actor_name(pause.actor), coalesce(pause.reason, ''), pause.until)
@@ -499,7 +499,7 @@ BEGIN
      WHERE p.scope = resume.scope AND p.value = resume.value AND p.queue_id IS NOT DISTINCT FROM q;
     IF NOT FOUND THEN
         RAISE EXCEPTION '% "%" is not paused', scope, value
-            USING ERRCODE = 'PS006', HINT = 'penstock.pause lists what is.';
+            USING ERRCODE = 'PS006', HINT = 'The list of pauses has those in force.';
     END IF;
     IF resume.scope IN ('name', 'lock_key') AND EXISTS (
        SELECT FROM penstock.disabled d WHERE d.queue_id = q AND d.scope = resume.scope AND d.value = resume.value) THEN

@@ -460,7 +460,7 @@ BEGIN
     SELECT * INTO j FROM penstock.cron_job c WHERE c.name = job FOR UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'cron job "%" does not exist', job USING ERRCODE = 'PS010',
-            HINT = 'penstock.cron_status lists the jobs.';
+            HINT = 'The list of cron jobs has their names (cron_status).';
     END IF;
     RETURN j;
 END $$;
@@ -486,7 +486,7 @@ DECLARE
 BEGIN
     IF q.kind <> 'cron' THEN
         RAISE EXCEPTION 'queue "%" is of kind %, not cron', q.name, q.kind
-            USING ERRCODE = 'PS002', HINT = 'Make one: SELECT penstock.create_queue(''name'', ''{"kind": "cron"}'').';
+            USING ERRCODE = 'PS002', HINT = 'Create a queue of kind cron (create_queue).';
     END IF;
     INSERT INTO penstock.cron_job (queue_id, name, spec, payload)
     VALUES (q.id, job, create_cron_job.spec, create_cron_job.payload) RETURNING id INTO made;
@@ -495,7 +495,7 @@ BEGIN
 EXCEPTION
     WHEN unique_violation THEN
         RAISE EXCEPTION 'cron job "%" exists already', job USING ERRCODE = 'PS006',
-            HINT = 'Change it with penstock.alter_cron_job.';
+            HINT = 'Alter that job (alter_cron_job), or give the new one another name.';
     WHEN check_violation OR not_null_violation THEN
         RAISE EXCEPTION 'cron job "%" is not valid: %', job, penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
 END $$;
@@ -533,7 +533,7 @@ BEGIN
                      'payload', 'lock_key', 'flow', 'priority');
     IF FOUND THEN
         RAISE EXCEPTION 'cron job option "%" does not exist', unknown
-            USING ERRCODE = 'PS002', HINT = 'The options are the columns of penstock.cron_job that are settings.';
+            USING ERRCODE = 'PS002', HINT = 'A cron job shows its settings; in SQL they are columns of penstock.cron_job.';
     END IF;
     j := jsonb_populate_record(was, options);
     flaw := CASE WHEN options ? 'grace' AND j.grace > interval '10 years'
@@ -645,7 +645,7 @@ BEGIN
     SELECT * INTO j FROM penstock.cron_job_row(job);
     IF j.problem IS NOT NULL THEN
         RAISE EXCEPTION 'cron job "%" cannot run: %', job, j.problem USING ERRCODE = 'PS006',
-            HINT = 'Change it with penstock.alter_cron_job.';
+            HINT = 'Alter the job (alter_cron_job).';
     ELSIF j.overlap = 'skip' AND penstock.cron_run(j) IS NOT NULL THEN
         RAISE EXCEPTION 'cron job "%" runs already, as entry %', job, j.entry_id
             USING ERRCODE = 'PS006', HINT = 'Wait until it has ended, or alter its overlap to queue or cancel_running.';

@@ -455,7 +455,7 @@ BEGIN
     SELECT * INTO b FROM penstock.gateway_batch x WHERE x.id = batch FOR UPDATE;
     IF b.id IS NULL THEN
         RAISE EXCEPTION 'batch of requests "%" does not exist', batch
-            USING ERRCODE = 'PS012', HINT = 'penstock.gateway_batch has them.';
+            USING ERRCODE = 'PS012', HINT = 'The list of request batches has their ids (gateway_batch).';
     ELSIF b.status NOT IN ('validating', 'in_progress', 'cancelling') THEN
         RAISE EXCEPTION 'batch of requests "%" is %: all its requests have ended', batch, b.status
             USING ERRCODE = 'PS006', HINT = 'Nothing is left to cancel.';

@@ -119,7 +119,7 @@ LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM penstock.model WHERE name = wanted) THEN
         RAISE EXCEPTION 'model "%" is not registered', wanted
-            USING ERRCODE = 'PS008', HINT = 'Register it first: SELECT penstock.register_model(name, config).';
+            USING ERRCODE = 'PS008', HINT = 'Register the model first (register_model).';
     END IF;
 END $$;
 
@@ -177,7 +177,7 @@ BEGIN
         RAISE EXCEPTION 'model "%" still has deployments: %', name,
                         (SELECT string_agg(d.name, ', ' ORDER BY d.name) FROM penstock.deployment d
                          WHERE d.model = remove_model.name)
-            USING ERRCODE = 'PS006', HINT = 'Override each to 0 instances, wait until they are gone, then remove it: SELECT penstock.remove_deployment(name).';
+            USING ERRCODE = 'PS006', HINT = 'Override each deployment to 0 instances, wait until they are gone, then remove it (remove_deployment).';
     END IF;
     DELETE FROM penstock.model m WHERE m.name = remove_model.name;
     PERFORM penstock.audit_log(remove_model.actor, 'remove_model', remove_model.name, remove_model.reason);
@@ -256,7 +256,7 @@ BEGIN
     SELECT id INTO found_id FROM penstock.instance WHERE model = wanted_model AND server = wanted_server;
     IF found_id IS NULL THEN
         RAISE EXCEPTION 'model "%" has no instance "%"', wanted_model, wanted_server
-            USING ERRCODE = 'PS008', HINT = 'penstock.instance_status lists the instances.';
+            USING ERRCODE = 'PS008', HINT = 'The list of instances has their ids (instance_status).';
     END IF;
     RETURN found_id;
 END $$;
@@ -305,7 +305,7 @@ BEGIN
     SELECT count(*) INTO held FROM penstock.slot s WHERE s.instance_id = instance;
     IF held > 0 AND NOT force THEN
         RAISE EXCEPTION 'instance "%" of model "%" has % slots held', server, model, held
-            USING ERRCODE = 'PS006', HINT = 'Drain it first and wait, or remove with force => true.';
+            USING ERRCODE = 'PS006', HINT = 'Drain it first and wait, or remove with force.';
     END IF;
     DELETE FROM penstock.slot s WHERE s.instance_id = instance;
     UPDATE penstock.instance i

@@ -648,12 +648,12 @@ BEGIN
     SELECT * INTO lim FROM penstock."limit" WHERE name = limit_name FOR UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'limit "%" does not exist', limit_name
-            USING ERRCODE = 'PS008', HINT = 'Make it first: SELECT penstock.set_limit(''name'', ''{"max_units": 4}'').';
+            USING ERRCODE = 'PS008', HINT = 'Set the limit first, with max_units or a rate (set_limit).';
     END IF;
     IF penstock.beyond_burst(lim, units) THEN
         RAISE EXCEPTION 'units % is more than limit "%" ever lets through: its burst is %', units, limit_name, lim.burst
             USING ERRCODE = 'PS002',
-                  HINT = 'Raise its burst first: SELECT penstock.set_limit(''name'', ''{"burst": 5}'').';
+                  HINT = 'Raise the burst of the limit first (set_limit).';
     END IF;
     IF units > 0 THEN
         INSERT INTO penstock.limit_use (queue_id, limit_id, units, since)
@@ -750,7 +750,7 @@ EXCEPTION WHEN lock_not_available THEN
     RAISE EXCEPTION 'a claim or an ending has been under way for more than 3 seconds'
         USING ERRCODE = 'PS006',
               HINT = 'Put the queue under the limit again when it has ended: a transaction that writes to '
-                     'penstock.lock, see pg_locks. Commit at once: claims and endings wait for it.';
+                     'lock records, in SQL see pg_locks. Commit at once: claims and endings wait for it.';
 END $$;
 
 -- set_quota bounds how much an application may use at once, or how fast, over all its queues: a

@@ -17,7 +17,7 @@ BEGIN
     SELECT * INTO q FROM penstock.queue WHERE name = queue_name;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'queue "%" does not exist', queue_name
-            USING ERRCODE = 'PS001', HINT = 'Create it first: SELECT penstock.create_queue(''name'').';
+            USING ERRCODE = 'PS001', HINT = 'Create the queue first (create_queue).';
     END IF;
     RETURN q;
 END $$;

@@ -88,7 +88,7 @@ BEGIN
     ELSIF q.kind IN ('webhook', 'batch') AND NOT inside THEN
         RAISE EXCEPTION 'queue "%" of kind % takes entries from Penstock alone', q.name, q.kind
             USING ERRCODE = 'PS002', HINT = CASE q.kind WHEN 'webhook' THEN 'Push to another queue, with a callback.'
-                                            ELSE 'Create a batch: SELECT penstock.create_batch(...).' END;
+                                            ELSE 'Create a batch (create_batch).' END;
     END IF;
     PERFORM penstock.check_payloads(q, payloads);
     IF penstock.takes_plain(q) AND 0 = ALL (sizes) THEN
@@ -292,7 +292,7 @@ BEGIN
                      'idempotency_key', 'unique_key', 'unique_policy', 'trace', 'callback', 'weight') LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'entry option "%" does not exist', unknown
-            USING ERRCODE = 'PS002', HINT = 'The options are those of penstock.push.';
+            USING ERRCODE = 'PS002', HINT = 'The options are those of the push of one entry.';
     END IF;
     SELECT jsonb_agg(jsonb_build_object('id', i.id, 'verdict', coalesce(p.verdicts[i.n], 'inserted'))
                      ORDER BY i.n) INTO answer

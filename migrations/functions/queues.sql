@@ -22,7 +22,7 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM penstock.queue WHERE name = queue_name) THEN
         RAISE EXCEPTION 'queue "%" exists already', queue_name USING ERRCODE = 'PS006',
-            HINT = 'Change it with penstock.alter_queue.';
+            HINT = 'Alter that queue (alter_queue), or give the new one another name.';
     ELSIF to_regclass('penstock.entry_' || queue_name) IS NOT NULL THEN
         RAISE EXCEPTION 'queue name "%" is not valid: its table would be penstock.entry_%, which exists',
                         queue_name, queue_name
@@ -96,7 +96,7 @@ BEGIN
                      'quantum_count', 'quantum_time', 'payload_limit', 'result_retention', 'failure_retention', 'model', 'lapse', 'needs');
     IF FOUND THEN
         RAISE EXCEPTION 'queue option "%" does not exist', unknown
-            USING ERRCODE = 'PS002', HINT = 'The options are the columns of penstock.queue that are settings.';
+            USING ERRCODE = 'PS002', HINT = 'A queue shows its settings; in SQL they are columns of penstock.queue.';
     END IF;
     FOR reading IN SELECT jsonb_object_keys(options) LOOP
         q := jsonb_populate_record(q, jsonb_build_object(reading, options->reading));
@@ -109,7 +109,7 @@ BEGIN
         IF keyed IS NOT NULL THEN
             RAISE EXCEPTION 'max_concurrent_per_name of queue "%" does not go with lock_key of its cron jobs: %',
                 queue_name, keyed
-                USING ERRCODE = 'PS002', HINT = 'Take lock_key from the jobs first: SELECT penstock.alter_cron_job(''name'', ''{"lock_key": null}'').';
+                USING ERRCODE = 'PS002', HINT = 'Alter the cron jobs first: set their lock_key to null (alter_cron_job).';
         END IF;
     END IF;
     UPDATE penstock.queue SET
@@ -190,7 +190,7 @@ BEGIN
     EXECUTE format('SELECT count(*) FROM (SELECT FROM penstock.%I LIMIT 1000000) e', 'entry_' || queue_name) INTO n;
     IF n > 0 AND NOT force THEN
         RAISE EXCEPTION 'queue "%" still has % entries', queue_name, n
-            USING ERRCODE = 'PS006', HINT = 'Wait until it is empty, cancel them, or drop with force => true.';
+            USING ERRCODE = 'PS006', HINT = 'Wait until it is empty, cancel them, or drop with force.';
     END IF;
     RETURN n;
 END $$;

@@ -186,7 +186,7 @@ LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM penstock.deployment WHERE name = wanted) THEN
         RAISE EXCEPTION 'deployment "%" does not exist', wanted
-            USING ERRCODE = 'PS008', HINT = 'Make it: SELECT penstock.set_deployment(name, model, options).';
+            USING ERRCODE = 'PS008', HINT = 'Set the deployment first, with its model and backend (set_deployment).';
     END IF;
 END $$;
 
