@@ -38,13 +38,14 @@ type app struct {
 	noColor     bool
 	actor       string
 
-	command string // as it is called, for errors
-	started bool   // our own code runs: errors are no longer about the command line's form
-	colours bool
-	handler http.Handler // of the API in this process; given by tests, else made when it is first needed
-	pool    *pgxpool.Pool
-	now     func() time.Time
-	keeper  webhook.Keeper // of receivers of callbacks, for the handler in this process
+	command  string // as it is called, for errors
+	seeState string // see stateVerbs
+	started  bool   // our own code runs: errors are no longer about the command line's form
+	colours  bool
+	handler  http.Handler // of the API in this process; given by tests, else made when it is first needed
+	pool     *pgxpool.Pool
+	now      func() time.Time
+	keeper   webhook.Keeper // of receivers of callbacks, for the handler in this process
 
 	completionMax time.Duration // a person waits at the prompt for no longer
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/internal/oneline"
 	"github.com/penstock/penstock/internal/postgres"
@@ -71,6 +73,9 @@ type exitStatus struct{ code int }
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit code %d", s.code) }
 
+// seeState is the next step after an error of a state, where the verbs of the noun are not known.
+const seeState = "the verb list of the same noun prints its state"
+
 // kinds is the one table from error to exit code, and to what a person should do next. The first that matches counts.
 var kinds = []struct {
 	is   func(error) bool
@@ -118,7 +123,7 @@ var kinds = []struct {
 	},
 	{is(invalidation.ErrInvalid), exitUsage, "the same command with --help lists its arguments and flags"},
 	{problem("loop"), exitState, "push without the entry that pushes the others again"},
-	{is(invalidation.ErrState), exitState, "the verbs show and explain print its state"},
+	{is(invalidation.ErrState), exitState, seeState},
 	{
 		code("3F000", "42P01", "42883", "42703"), exitState,
 		"the schema is missing or not of this version: penstock migrate status, then penstock migrate up",
@@ -279,6 +284,9 @@ func (a *app) report(ctx context.Context, err error) int {
 	}
 	fmt.Fprintln(a.err, a.paint(red, "penstock:"), shownError(err))
 	code, next := kindOf(err)
+	if next == seeState {
+		next = cmp.Or(a.seeState, next)
+	}
 	if next != "" {
 		fmt.Fprintln(a.err, "next:", next)
 	}
@@ -293,4 +301,24 @@ func kindOf(err error) (code int, next string) {
 		}
 	}
 	return exitError, ""
+}
+
+// stateVerbs is the next step after an error of a state: the commands beside c that print the state of its object. It
+// is empty where there is none.
+func stateVerbs(c *cobra.Command) string {
+	var prints []string
+	for _, beside := range c.Parent().Commands() {
+		if name := beside.Name(); name == "show" || name == "explain" {
+			prints = append(prints, beside.CommandPath())
+		}
+	}
+	switch list, _, err := c.Parent().Find([]string{"list"}); {
+	case len(prints) > 1:
+		return strings.Join(prints, " and ") + " print its state"
+	case len(prints) == 1:
+		return prints[0] + " prints its state"
+	case err == nil && list.Name() == "list":
+		return list.CommandPath() + " prints its state"
+	}
+	return ""
 }

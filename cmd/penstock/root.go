@@ -31,7 +31,7 @@ func newRoot(a *app) *cobra.Command {
 			"Commands that change behaviour need a --reason, which is recorded in the audit.\n\n" + exitHelp,
 		SilenceUsage: true, SilenceErrors: true,
 		PersistentPreRunE: func(c *cobra.Command, args []string) error {
-			a.started, a.command = true, c.CommandPath()
+			a.started, a.command, a.seeState = true, c.CommandPath(), stateVerbs(c)
 			if err := checkForm(c, args); err != nil {
 				return err
 			}
