@@ -114,7 +114,9 @@ func newAPI(cfg Config) *API {
 	config.CreateHooks = nil                                             // no $schema in answers
 	config.RejectUnknownQueryParameters = true
 	config.Transformers = []huma.Transformer{problemDocument}
+	config.Servers = []*huma.Server{{URL: "/", Description: "The leader that serves this description"}}
 	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{"token": {Type: "http", Scheme: "bearer"}}
+	config.Components.Headers = problemHeaders
 	a.huma = humago.New(a.mux, config)
 	a.huma.UseMiddleware(a.guard)
 	a.handler = a.mux

@@ -118,6 +118,30 @@ func TestANameThatNoAddressCanHaveIsRefused(t *testing.T) {
 	}
 }
 
+// Tools that read a description call what it has: the address of the server, whether a token is needed, and when to
+// come back.
+func TestTheDescriptionHasServersSecurityAndHeadersOfProblems(t *testing.T) {
+	doc := New(nil, Config{}).huma.OpenAPI()
+	if len(doc.Servers) != 1 || doc.Servers[0].URL != "/" {
+		t.Errorf("servers: %v, want that of the description", doc.Servers)
+	}
+	for path, item := range doc.Paths {
+		for _, op := range []*huma.Operation{item.Get, item.Post, item.Put, item.Patch, item.Delete} {
+			if op == nil {
+				continue
+			}
+			if op.Security == nil {
+				t.Errorf("%s %s: no word on security", op.Method, path)
+			}
+			for _, name := range []string{"Retry-After", "WWW-Authenticate"} {
+				if op.Responses["default"].Headers[name] == nil {
+					t.Errorf("%s %s: header %s of problems is not described", op.Method, path, name)
+				}
+			}
+		}
+	}
+}
+
 // Where a body has several objects, and where a value is no text at all, a program still finds the field.
 func TestARefusalNamesTheObjectAndTheFieldThatIsWrong(t *testing.T) {
 	w := newWorld(t)

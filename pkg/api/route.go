@@ -101,8 +101,13 @@ func (a *API) operation(r route) *huma.Operation {
 		Metadata:        map[string]any{routeKey: r},
 		Responses: map[string]*huma.Response{"default": {
 			Description: "A problem",
-			Content:     map[string]*huma.MediaType{"application/problem+json": {Schema: a.schema(Problem{})}},
+			Headers: map[string]*huma.Header{
+				"Retry-After":      {Ref: "#/components/headers/Retry-After"},
+				"WWW-Authenticate": {Ref: "#/components/headers/WWW-Authenticate"},
+			},
+			Content: map[string]*huma.MediaType{"application/problem+json": {Schema: a.schema(Problem{})}},
 		}},
+		Security: []map[string][]string{}, // none
 	}
 	if r.scope != "" {
 		op.Security = []map[string][]string{{"token": {}}}
@@ -116,6 +121,18 @@ func (a *API) operation(r route) *huma.Operation {
 		op.Tags = []string{noun[2]}
 	}
 	return op
+}
+
+// problemHeaders describes the headers of Problem.GetHeaders.
+var problemHeaders = map[string]*huma.Header{
+	"Retry-After": {
+		Description: "Seconds after which the same request can succeed; absent if that cannot be expected.",
+		Schema:      &huma.Schema{Type: huma.TypeInteger},
+	},
+	"WWW-Authenticate": {
+		Description: "Of status 401: that a bearer token is needed.",
+		Schema:      &huma.Schema{Type: huma.TypeString},
+	},
 }
 
 // schema describes a type, and adds it to the components of the document.
