@@ -118,6 +118,22 @@ func TestANameThatNoAddressCanHaveIsRefused(t *testing.T) {
 	}
 }
 
+// A PUT makes the object that its address names: the name may come in with its dots escaped.
+func TestAPUTMakesNothingOfANameOfDots(t *testing.T) {
+	w := newWorld(t)
+	settings := `{"settings": {"max_units": 1}, ` + reason + `}`
+	for path, request := range map[string]step{
+		"path.limit":  {path: "/v1/limits/%2E%2E", body: settings},
+		"path.model":  {path: "/v1/models/%2e", body: `{"config": {"protocol": "openai"}, ` + reason + `}`},
+		"path.server": {path: "/v1/instances/m/%2E%2E", body: `{"endpoint": "http://h:1", "slots": 1, ` + reason + `}`},
+	} {
+		status, answer := w.send("PUT", request.path, request.body)
+		if status != 422 || flawAt(answer) != path {
+			t.Errorf("%s: %d %v, want 422 at %s", request.path, status, answer, path)
+		}
+	}
+}
+
 // Tools that read a description call what it has: the address of the server, whether a token is needed, and when to
 // come back.
 func TestTheDescriptionHasServersSecurityAndHeadersOfProblems(t *testing.T) {

@@ -173,7 +173,11 @@ func problem(err error) *Problem {
 			}
 			var field *fieldError
 			if errors.As(err, &field) {
-				p.Errors = []Flaw{{Location: objectOf(err) + "." + field.field, Message: field.message()}}
+				location := objectOf(err)
+				if field.inPath {
+					location = "path"
+				}
+				p.Errors = []Flaw{{Location: location + "." + field.field, Message: field.message()}}
 			}
 			var broken *brokenStream
 			if errors.As(err, &broken) {

@@ -315,13 +315,14 @@ func (e *entryError) Error() string { return fmt.Sprintf("entry %d: %v", e.numbe
 
 func (e *entryError) Unwrap() error { return e.err }
 
-// fieldError is a field of a body that is not valid. It matches errInvalid, or what its own error says of the size.
+// fieldError is a field of a body, or a name in an address, that is not valid. It matches errInvalid, or what its own error says of the size.
 type fieldError struct {
-	field string
-	err   error
+	field  string
+	err    error
+	inPath bool
 }
 
-func flaw(field string, err error) error { return &fieldError{field, err} }
+func flaw(field string, err error) error { return &fieldError{field: field, err: err} }
 
 func (f *fieldError) Error() string { return f.field + ": " + f.err.Error() }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -60,6 +61,25 @@ func lengthOf(field, text string, least, most int) error {
 func addressable(field, name string) error {
 	if name == "." || name == ".." {
 		return flaw(field, fmt.Errorf("%q cannot be a part of an address: use another name", name))
+	}
+	return nil
+}
+
+// addressablePath refuses a PUT whose address has such a name, escaped: it makes the object that the address names.
+func (r route) addressablePath(request *http.Request) error {
+	if r.method != http.MethodPut {
+		return nil
+	}
+	for _, part := range strings.Split(r.path, "/") {
+		name := strings.Trim(part, "{}")
+		if name == part {
+			continue
+		}
+		var field *fieldError
+		if err := addressable(name, request.PathValue(name)); errors.As(err, &field) {
+			field.inPath = true
+			return err
+		}
 	}
 	return nil
 }

@@ -153,6 +153,12 @@ func (a *API) guard(ctx huma.Context, next func(huma.Context)) {
 	admission, cancel := context.WithTimeout(within, a.cfg.Timeout)
 	from, err := a.admit(admission, ctx, r)
 	cancel()
+	if err == nil {
+		if err := r.addressablePath(request); err != nil {
+			a.report(w, request.WithContext(within), err)
+			return
+		}
+	}
 	if err != nil {
 		a.logRefusal(within, r, request.RemoteAddr, from, err)
 		a.report(w, request.WithContext(within), err)
