@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http/httptest"
 	"regexp"
 	"strconv"
@@ -130,6 +131,19 @@ func TestAPUTMakesNothingOfANameOfDots(t *testing.T) {
 		status, answer := w.send("PUT", request.path, request.body)
 		if status != 422 || flawAt(answer) != path {
 			t.Errorf("%s: %d %v, want 422 at %s", request.path, status, answer, path)
+		}
+	}
+}
+
+// A plus in a query is a blank, so that a time with an offset arrives without it.
+func TestATimeOfAQueryThatCannotBeReadIsToldItsForm(t *testing.T) {
+	w := newWorld(t)
+	for _, path := range []string{"/v1/audit?since=2026-01-31T12:00:00+05:30", "/v1/usage/hours?from=yesterday"} {
+		status, answer := w.send("GET", path, "")
+		text := fmt.Sprint(answer["detail"])
+		if status != 422 || !strings.Contains(text, "RFC 3339") || !strings.Contains(text, "%2B") ||
+			strings.Contains(text, "2006") {
+			t.Errorf("%s: %d %v, want the form of a time", path, status, answer)
 		}
 	}
 }

@@ -295,7 +295,12 @@ func problemDocument(_ huma.Context, _ string, body any) (any, error) {
 	p := problem(is)
 	p.Status, p.Title = model.Status, http.StatusText(model.Status)
 	for _, e := range model.Errors {
-		p.Errors = append(p.Errors, Flaw{Location: e.Location, Message: e.Message})
+		message := e.Message
+		if strings.HasPrefix(message, "invalid date/time for format ") { // which is in the words of a library of Go
+			message = "want a time such as 2026-01-31T12:00:00Z (RFC 3339); the plus of an offset, as in " +
+				"2026-01-31T17:30:00%2B05:30, is written %2B"
+		}
+		p.Errors = append(p.Errors, Flaw{Location: e.Location, Message: message})
 	}
 	if len(p.Errors) > 0 {
 		p.Detail = fmt.Sprintf("%s: %s (%s)", p.Detail, p.Errors[0].Message, p.Errors[0].Location)
