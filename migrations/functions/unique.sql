@@ -55,7 +55,9 @@ BEGIN
         EXIT WHEN NOT swept;
     END LOOP;
     IF conflict IS NOT NULL THEN
-        RAISE EXCEPTION 'idempotency_key "%" was used with another body (entry %)', keys[conflict], conflict
+        RAISE EXCEPTION 'idempotency_key "%" %', keys[conflict],
+            CASE WHEN found_ids[conflict] = ANY (ids) THEN 'comes with two bodies in this push'
+                 ELSE format('was used with another body, by entry %s', found_ids[conflict]) END
             USING ERRCODE = 'PS004', HINT = 'Use a new key for new work; the same key must come with the same payload, lock key and name.';
     END IF;
     ids := found_ids;

@@ -255,7 +255,13 @@ func TestIdempotencyKeyNamesTheFirstEntry(t *testing.T) {
 	} {
 		if _, err := b.q.Push(b.ctx, other); !errors.Is(err, ErrIdempotencyConflict) {
 			t.Errorf("another %s: %v, want ErrIdempotencyConflict", name, err)
+		} else if want := fmt.Sprintf("another body, by entry %d", first[0].ID); !strings.Contains(err.Error(), want) {
+			t.Errorf("another %s: %v, want the entry of the key", name, err)
 		}
+	}
+	twice := []Push{{Payload: p.Payload, IdempotencyKey: "two"}, {Payload: json.RawMessage(`2`), IdempotencyKey: "two"}}
+	if _, err := b.q.Push(b.ctx, twice...); !errors.Is(err, ErrIdempotencyConflict) || !strings.Contains(err.Error(), "in this push") {
+		t.Errorf("two bodies in one push: %v", err)
 	}
 	elsewhere := p
 	elsewhere.Flow = "other"
