@@ -83,11 +83,13 @@ func (i *instance) retire() slot.Held {
 func (p *Pool) owe(n int) { p.owed = max(0, n) }
 
 // surrender takes the slots out that are owed and whose calls have ended, and returns them. The leases note under the
-// pool's lock that they leave: until they are given back no comparison with the database may grant them again.
+// pool's lock that they leave: until they are given back no comparison with the database may grant them again. A slot
+// that was lost meanwhile stays, for it may have come in again under its token, with another call.
 func (p *Pool) surrender() (out []slot.Held) {
 	for _, s := range p.returning {
-		p.fleet.drop(s.Held)
-		out = append(out, s.Held)
+		if i := p.fleet.find(s.Instance); i != nil && i.slots.Drop(s) {
+			out = append(out, s.Held)
+		}
 	}
 	p.returning = nil
 	return out

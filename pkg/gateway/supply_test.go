@@ -68,6 +68,36 @@ func TestTheEndOfACallOnASlotThatWasLostFreesNothing(t *testing.T) {
 	}
 }
 
+// A slot that is owed, whose call has ended, and that was dropped while the database was away comes in again under its
+// token: it is not given back while another call runs on it.
+func TestAnOwedSlotThatWasLostIsNotGivenBackFromUnderACall(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_700_000_000, 0)
+	p := NewPool(DefaultPolicy(), nil)
+	p.SetInstances(now, []InstanceState{{ID: 1, Slots: 2, Usable: true}})
+	slots := []slot.Held{{Instance: 1, Number: 0, Token: 1}}
+	p.Grant(now, slots)
+	first, second := &Request{Flow: "f", Criticality: Critical}, &Request{Flow: "f", Criticality: Critical}
+	if inFlight, refused := p.Arrive(now, first); !inFlight {
+		t.Fatal(refused)
+	}
+	p.owe(1)
+	p.End(now, first, CallEnd{Took: time.Second})
+	p.Lose(now, slots)
+	p.Grant(now, slots)
+	if inFlight, refused := p.Arrive(now, second); !inFlight {
+		t.Fatal(refused)
+	}
+	out := p.surrender()
+	if held, idle := p.fleet.held(); len(out) != 0 || held != 1 || idle != 0 {
+		t.Errorf("%v are given back, %d slots are held and %d idle while a call runs", out, held, idle)
+	}
+	p.End(now, second, CallEnd{Took: time.Second})
+	if held, idle := p.fleet.held(); held != 1 || idle != 1 {
+		t.Errorf("%d slots are held and %d idle after the call", held, idle)
+	}
+}
+
 // Where the limit of each instance is below its slots, or the instances cool, a pool wants no slots that it could not
 // use, and says how many requests wait for another instance.
 func TestAPoolWantsTheSlotsThatItsInstancesTake(t *testing.T) {
