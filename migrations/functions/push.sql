@@ -35,8 +35,8 @@ $$;
 -- Locks: new rows of idempotency in order of flow and key, which wait for an uncommitted push of
 -- the same key; rows of uniqueness in order of key, likewise; the ready row or entry of the holder
 -- of a unique key; in a transaction that is not read committed, for entries with a name or lock key, that of
--- check_snapshot; ready rows of the pushed keys in order of key (FOR UPDATE SKIP LOCKED). A push
--- without options takes none of these.
+-- check_snapshot; ready rows of the pushed keys in order of key (FOR UPDATE SKIP LOCKED), in such a transaction those
+-- alone that it has inserted itself. A push without options takes none of these.
 -- Callers: push_batch_entry, feed_batch, push_changes, push_cron_entries, push, push_json, call_back;
 -- pkg/invalidation.
 -- SQLSTATE: PS001 no such queue, PS002 an option is not valid or the queue takes entries from
@@ -220,12 +220,15 @@ BEGIN
               FROM fresh f
              WHERE f.lock_key IS NOT NULL AND penstock.claimable(f.status, f.priority)
              GROUP BY f.priority, f.flow, f.lock_key) g
-     WHERE by_snapshot OR NOT EXISTS (
+     WHERE NOT EXISTS (
         -- A ready row of the key that we can lock stays until we commit: a session that deletes it later sees our
-        -- entries. One that is locked already gives no such promise, so that the key gets another, and so does one that
-        -- our snapshot sees: where a claim has deleted it since, its lock would fail.
+        -- entries. One that is locked already gives no such promise, so that the key gets another. Where we read by the
+        -- snapshot of our transaction, a claim may have deleted each row of another since, and its lock would fail: we
+        -- rely on our own alone. These have no age: ids of subtransactions are above ours, and those of all others that
+        -- our snapshot sees are below it.
         SELECT FROM penstock.ready r
          WHERE r.lock_key = g.lock_key AND r.queue_id + 0 = q.id AND r.priority = g.priority AND r.flow = g.flow
+           AND (NOT by_snapshot OR age(r.xmin) <= 0)
          LIMIT 1
            FOR UPDATE SKIP LOCKED)
      ORDER BY g.lock_key;

@@ -148,8 +148,8 @@ func TestPushNeitherWaitsForAClaimNorReliesOnItsReadyRow(t *testing.T) {
 	}
 }
 
-// Guard: a push by a snapshot relies on no ready row, which a claim may have deleted since: its lock would fail, and with
-// it the transaction of the pusher, as often as a node claims the key.
+// Guard: a push by a snapshot relies on no ready row of another transaction, which a claim may have deleted since: its lock
+// would fail, and with it the transaction of the pusher, as often as a node claims the key.
 func TestAPushBySnapshotIsNotRefusedForAClaimOfItsKey(t *testing.T) {
 	for _, level := range []string{"REPEATABLE READ", "SERIALIZABLE"} {
 		b := newBed(t, Config{})
@@ -167,6 +167,38 @@ func TestAPushBySnapshotIsNotRefusedForAClaimOfItsKey(t *testing.T) {
 		}
 		b.settle(doneAll(rest...)...)
 		b.claim(10) // deletes ready rows of keys without entries
+		b.checkInvariants()
+	}
+}
+
+// Guard: a push by a snapshot relies on a ready row of its own transaction, which no claim can have deleted. With a row for
+// each push, claims of the lane met nothing else for as many rounds as it takes the sweep to delete them. The transaction
+// ages a row before it has an id of its own, as any statement of the application may.
+func TestPushesOfATransactionBySnapshotShareAReadyRow(t *testing.T) {
+	const (
+		plain  = `PERFORM penstock.push_many(name, ARRAY['{}'::jsonb], ARRAY['K']);`
+		nested = `BEGIN ` + plain + ` EXCEPTION WHEN division_by_zero THEN NULL; END;` // a savepoint for each push
+		undone = `BEGIN ` + plain + ` PERFORM 1 / 0; EXCEPTION WHEN division_by_zero THEN NULL; END; ` + plain
+	)
+	for name, push := range map[string]string{"plain": plain, "savepoints": nested, "savepoints undone": undone} {
+		b := newBed(t, Config{})
+		b.push("K")
+		pusher := b.begin()
+		b.exec(pusher, `SET TRANSACTION ISOLATION LEVEL REPEATABLE READ`)
+		b.exec(pusher, `SELECT age(xmin) FROM penstock.queue`)
+		b.exec(pusher, fmt.Sprintf(`DO $$
+			DECLARE name text := '%s';
+			BEGIN FOR i IN 1..2000 LOOP %s END LOOP; END $$`, b.q.Name, push))
+		b.commit(pusher)
+		other := b.push("J")
+		if n := b.count(`SELECT count(*) FROM penstock.ready WHERE lock_key = 'K'`); n != 2 {
+			t.Errorf("%s: %d ready rows after 2,000 pushes, want the one from before and another", name, n)
+		}
+		locks := b.claim(10)
+		if got := entryIDs(locks...); !slices.Contains(got, other[0]) {
+			t.Errorf("%s: the claim takes %d entries, and none of the key that was pushed after", name, len(got))
+		}
+		b.settle(doneAll(locks...)...)
 		b.checkInvariants()
 	}
 }
