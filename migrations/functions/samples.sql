@@ -119,8 +119,9 @@ DROP FUNCTION IF EXISTS penstock.queue_heads(penstock.queue);
 -- queue_heads returns the heads of the lanes of a queue, and since when each one waits: the push, or the due time. It
 -- reads the first 100 lanes whose flow is not paused, from the highest priority on, and of each the first key without a
 -- lock record among its first 20 ready rows that are not delayed. With `open` lanes are passed by as well whose flow is
--- throttled, or of which a rate for each flow lets nothing in now. A queue that is not open (queue_stops) has none;
--- throttled keys (see throttle_key) are in no lane.
+-- throttled, or of which a rate for each flow lets nothing in now. Either way it goes through 2,000 lanes at most, so
+-- that the cost does not grow with the number of flows: a head behind 2,000 lanes that are passed by is not found. A
+-- queue that is not open (queue_stops) has none; throttled keys (see throttle_key) are in no lane.
 -- Callers: head_age, head_reasons.
 CREATE OR REPLACE FUNCTION penstock.queue_heads(q penstock.queue, open boolean)
 RETURNS TABLE (priority smallint, entry_id bigint, since timestamptz)
@@ -158,7 +159,7 @@ BEGIN
                             WHERE r.queue_id = q.id AND r.priority = lower.priority
                             ORDER BY r.flow, r.pos LIMIT 1) f)) x LIMIT 1) n
     ), few AS (
-        SELECT priority, flow FROM lane
+        SELECT priority, flow FROM (SELECT priority, flow FROM lane LIMIT 2001) lane
          WHERE priority < 10 AND NOT EXISTS (
                SELECT FROM penstock.pause p
                 WHERE penstock.paused_until(p.until)

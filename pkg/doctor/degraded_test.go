@@ -312,3 +312,58 @@ func TestFlowsKeptBackHideNoStandstill(t *testing.T) {
 	exec(t, s.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at) SELECT l.id, 'last', 0, now() FROM penstock."limit" l WHERE l.name = 'slow'`)
 	want(t, find(t, s.pool, "standstills", Config{}), Fine)
 }
+
+// The leader asks for all degradations in one statement every few seconds: however many flows are kept back, that one does
+// not read more for it.
+func TestFlowsKeptBackDoNotDelayTheDegradations(t *testing.T) {
+	s := newStandstill(t)
+	exec(t, s.pool, `SELECT penstock.set_limit('slow', '{"rate": 0.0001, "burst": 1, "per_flow": true}')`)
+	flows := 0
+	more := func(n int) { // of which each is throttled, and has spent its rate
+		exec(t, s.pool, `
+WITH more AS (SELECT i, 'flow-' || lpad(i::text, 8, '0') AS flow FROM generate_series($2::int + 1, $2 + $3::int) i),
+throttled AS (INSERT INTO penstock.throttle (queue_id, flow, queue_wide, until, reason)
+              SELECT $1, flow, false, now() + interval '1 hour', '429' FROM more),
+spent AS (INSERT INTO penstock.bucket (limit_id, flow, units, at)
+          SELECT l.id, flow, 0, now() FROM more, penstock."limit" l WHERE l.name = 'slow')
+INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id) SELECT $1, 1, flow, 1000000 + i, 1000000 + i FROM more`,
+			s.queue.ID, flows, n)
+		flows += n
+	}
+	reads := func() (n int) { // pages, of the second call in a session: the first one reads the catalogs
+		conn, err := s.pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Release()
+		for range 2 {
+			var answer []struct {
+				Plan struct {
+					Hit  int `json:"Shared Hit Blocks"`
+					Read int `json:"Shared Read Blocks"`
+				}
+			}
+			if err := conn.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON)
+				SELECT penstock.head_reasons(q) FROM penstock.queue q WHERE q.id = `+fmt.Sprint(s.queue.ID)).Scan(&answer); err != nil {
+				t.Fatal(err)
+			}
+			n = answer[0].Plan.Hit + answer[0].Plan.Read
+		}
+		return n
+	}
+	exec(t, s.pool, `SELECT penstock.cancel_entry($1, 'a test', 'ada')`, s.entry)
+	for _, keptBack := range []struct{ by, change string }{
+		{"throttles", `SELECT $1::text`},
+		{"a rate", `WITH over AS (DELETE FROM penstock.throttle) SELECT penstock.use_limit($1, 'slow')`},
+	} {
+		more(2500)
+		exec(t, s.pool, keptBack.change, s.queue.Name)
+		few := reads()
+		more(10000)
+		exec(t, s.pool, `DELETE FROM penstock.throttle WHERE $1 = 'a rate'`, keptBack.by)
+		if many := reads(); many > 2*few {
+			t.Errorf("kept back by %s, 12,500 flows cost %d pages, and 2,500 flows %d", keptBack.by, many, few)
+		}
+		exec(t, s.pool, `TRUNCATE penstock.ready`)
+	}
+}
