@@ -67,12 +67,12 @@ type Engine struct {
 	timetables timetables
 	endedAfter time.Time     // when the next check for ended runs is due
 	swept      int64         // the sweep goes on behind this job
-	judged     bool          // its first round is over, see judgeAgain
+	judging    judging       // of due times that another term computed
 	behind     bool          // a job was fired in this pass whose next nominal time has come as well
 	soon       time.Duration // pause of a pass that waits for the end of such a run; 0: none does
 
 	// Jobs that one transaction may change, by what it does with them.
-	toFire, toFollow, toCancel, toEnd, toCreate duty.Limit
+	toFire, toFollow, toCancel, toEnd, toCreate, toMove duty.Limit
 
 	done   duty.Tally[EngineStatus]
 	counts []func(*EngineStatus) // of the transaction that runs
@@ -153,6 +153,7 @@ func (e *Engine) work(ctx context.Context) (time.Duration, error) {
 		{true, e.sweep},
 		{renew, e.createNext},
 		{renew, e.fireDue}, // the next nominal time may have come already
+		{!e.judging.over, e.judgeAgain},
 	} {
 		if !stage.wanted {
 			continue
@@ -343,18 +344,12 @@ WITH held AS MATERIALIZED (
 SELECT penstock.drop_missing_cron_entries(ARRAY(SELECT id FROM held))`
 
 // sweep finds waiting jobs whose entry was cancelled, a thousand jobs a call, so that they get
-// another entry. Its first round also judges due times again.
+// another entry.
 func (e *Engine) sweep(ctx context.Context) error {
 	var lost []int64
 	var upTo int64
 	if err := e.db.QueryRow(ctx, lostSQL, e.swept, 1000).Scan(&upTo, &lost); err != nil {
 		return fmt.Errorf("find cancelled entries of cron jobs: %w", err)
-	}
-	if !e.judged {
-		if err := e.judgeAgain(ctx, e.swept, upTo); err != nil {
-			return err
-		}
-		e.judged = upTo == 0
 	}
 	e.swept = upTo
 	if len(lost) == 0 {
