@@ -456,7 +456,7 @@ func TestMigrationLetsOthersPassWhileATableIsHeld(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { _, err := migrations.UpWith(ctx, cfg, newer, migrations.Release); done <- err }()
-	await(t, other)
+	await(t, other, "audit")
 	// It is let in when the first try is over, though the table is held until long after the last one.
 	exec(t, other, `SET statement_timeout = '1min'`)
 	exec(t, other, `INSERT INTO penstock.audit (actor, verb, object) VALUES ('ada', 'look', 'audit')`)
@@ -478,7 +478,7 @@ func TestMigrationLetsOthersPassWhileATableIsHeld(t *testing.T) {
 		}
 		done <- err
 	}()
-	await(t, other)
+	await(t, other, "audit")
 	exec(t, other, `INSERT INTO penstock.audit (actor, verb, object) VALUES ('ada', 'look', 'audit')`)
 	exec(t, holder, `COMMIT`)
 	if err := <-done; err != nil {
@@ -489,16 +489,37 @@ func TestMigrationLetsOthersPassWhileATableIsHeld(t *testing.T) {
 	}
 }
 
-// await returns when a session waits for the audit.
-func await(t *testing.T, c *pgx.Conn) {
+// An index of a large table is not built again for a table after it that is held: whatever waits for it is let in, and an
+// operation, which writes to both, is no deadlock with it.
+func TestAnIndexIsBuiltApartFromColumnsThatWaitForTheirTable(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	holder, other := connect(t, dsn), connect(t, dsn)
+	exec(t, other, `DROP INDEX penstock.audit_object, penstock.audit_actor`) // of undoLast
+	exec(t, other, undoLast)
+	exec(t, other, `DELETE FROM `+migrations.Table+` WHERE version_id >= 13`)
+	exec(t, holder, `BEGIN; LOCK TABLE penstock.operation IN ROW EXCLUSIVE MODE`)
+	done := make(chan error, 1)
+	go func() { _, err := migrations.Up(t.Context(), config(t, dsn)); done <- err }()
+	await(t, other, "operation")
+	if query[int](t, other, `SELECT count(*)::int FROM pg_class WHERE oid = to_regclass('penstock.audit_actor')`) == 0 {
+		t.Error("the index of the audit is not there while a column of operation waits")
+	}
+	exec(t, holder, `INSERT INTO penstock.audit (actor, verb, object) VALUES ('ada', 'begin', 'operation'); COMMIT`)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// await returns when a session waits for a table.
+func await(t *testing.T, c *pgx.Conn, table string) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if query[int](t, c, `SELECT count(*)::int FROM pg_locks l JOIN pg_database d ON d.oid = l.database
-		                      WHERE NOT granted AND relation = 'penstock.audit'::regclass AND datname = current_database()`) > 0 {
+		                      WHERE NOT granted AND relation = 'penstock.`+table+`'::regclass AND datname = current_database()`) > 0 {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("nobody waits for the audit")
+			t.Fatal("nobody waits for ", table)
 		}
 	}
 }
