@@ -33,12 +33,12 @@ type Config struct {
 	// Pooled is for a pooler in transaction mode before Postgres: no named statements, no session
 	// settings.
 	Pooled bool
-	// StatementTimeout bounds every statement of the pool; none if zero. An answer that has not come 5 seconds after it
-	// ends the connection.
+	// StatementTimeout bounds every statement of the pool; if zero, the address alone may have a bound. An answer that
+	// has not come 5 seconds after it ends the connection.
 	StatementTimeout time.Duration
 	// LateAnswers says that transactions of the pool set a statement_timeout beyond StatementTimeout.
 	LateAnswers bool
-	// LockTimeout bounds how long a statement waits for another transaction; it does not if zero.
+	// LockTimeout bounds how long a statement waits for another transaction; if zero, the address alone may.
 	LockTimeout time.Duration
 	// ReadOnly makes every transaction of the pool read only, but not behind a pooler.
 	ReadOnly bool
@@ -146,12 +146,17 @@ func (c Config) prepare(cc *pgx.ConnConfig) {
 	if c.ReadOnly {
 		cc.RuntimeParams["default_transaction_read_only"] = "on"
 	}
+	options := strings.ToLower(strings.ReplaceAll(cc.RuntimeParams["options"], "-", "_"))
 	for name, limit := range map[string]time.Duration{
 		"statement_timeout": c.StatementTimeout,
 		"lock_timeout":      c.LockTimeout,
 	} {
-		// 0, no bound, is sent as well: the role or the database may have one of its own.
-		cc.RuntimeParams[name] = fmt.Sprint(limit.Milliseconds())
+		// 0, no bound, is sent as well: the role or the database may have one of its own. One in the address is meant
+		// for Penstock, and holds.
+		_, given := cc.RuntimeParams[name]
+		if limit > 0 || !given && !strings.Contains(options, name) {
+			cc.RuntimeParams[name] = fmt.Sprint(limit.Milliseconds())
+		}
 	}
 }
 

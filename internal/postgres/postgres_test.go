@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -198,6 +199,38 @@ func TestBoundsOfTheDatabaseDoNotReachSessions(t *testing.T) {
 		var value string
 		if err := pool.QueryRow(t.Context(), `SELECT current_setting($1)`, name).Scan(&value); err != nil || value != "0" {
 			t.Errorf("%s is %s (%v)", name, value, err)
+		}
+	}
+}
+
+// A bound in the address is meant for Penstock.
+func TestBoundsOfTheAddressHoldWhereTheProgramHasNone(t *testing.T) {
+	for name, param := range map[string]url.Values{
+		"parameters": {"lock_timeout": {"5s"}, "statement_timeout": {"7s"}},
+		"options":    {"options": {"-c lock_timeout=5s --statement-timeout=7s"}},
+	} {
+		dsn := pgtest.DSN(t)
+		setForDatabase(t, dsn, "statement_timeout", "30s")
+		address, err := url.Parse(dsn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		query := address.Query()
+		for key := range param {
+			query.Set(key, param.Get(key))
+		}
+		address.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // as libpq reads it
+		for bound, want := range map[time.Duration]string{0: "5s 7s", 20 * time.Second: "5s 20s"} {
+			pool, err := postgres.Open(t.Context(), postgres.Config{DSN: address.String(), MaxConns: 1, StatementTimeout: bound})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer pool.Close()
+			const sql = `SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')`
+			var got string
+			if err := pool.QueryRow(t.Context(), sql).Scan(&got); err != nil || got != want {
+				t.Errorf("%s, beside a timeout of %v: %q (%v), want %q", name, bound, got, err, want)
+			}
 		}
 	}
 }
