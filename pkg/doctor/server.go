@@ -172,7 +172,7 @@ SELECT (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client 
               ORDER BY count(*) DESC, application_name
               LIMIT 5)`
 
-// limitedSQL reads the limits of this database and of roles, superusers aside, whose connections no limit counts.
+// limitedSQL reads the limits of this database and of roles. Those of superusers are left out: they do not hold.
 const limitedSQL = `
 SELECT format('%s of %s of %s', u.used, l.most, l.place), u.used::float8 / greatest(l.most, 1)
   FROM (SELECT 'database ' || datname AS place, datconnlimit AS most, oid AS database, NULL::oid AS role

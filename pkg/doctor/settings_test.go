@@ -1,9 +1,12 @@
 package doctor
 
 import (
+	"net/url"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
@@ -63,9 +66,39 @@ func TestAnIsolationThatTheDatabaseSetsIsAWarning(t *testing.T) {
 	want(t, find(t, pool, "isolation", Config{}), Fine)
 }
 
-// A role that has used up its own limit gets no connection, however many the server has.
+// A database whose limit is used up takes no connection, however many the server has.
 func TestConnectionsAreJudgedByTheLimitOfTheDatabaseAsWell(t *testing.T) {
 	pool := newPool(t)
 	exec(t, pool, `DO $do$ BEGIN EXECUTE format($$ALTER DATABASE %I CONNECTION LIMIT 1$$, current_database()); END $do$`)
 	want(t, find(t, pool, "connections", Config{}), Critical, " of 1 of database ", "ALTER DATABASE")
+}
+
+// A role that has used up its own limit gets no connection. Superusers do, beyond theirs.
+func TestConnectionsAreJudgedByTheLimitsOfRolesAsWell(t *testing.T) {
+	own := pgtest.Server(t)
+	pool := own.Pool()
+	for role, severity := range map[string]Severity{"few": Critical, "root": Fine} {
+		exec(t, pool, `CREATE ROLE `+role+` LOGIN PASSWORD 'few' CONNECTION LIMIT 1`)
+		address, err := url.Parse(own.DSN())
+		if err != nil {
+			t.Fatal(err)
+		}
+		address.User = url.UserPassword(role, "few")
+		conn, err := pgx.Connect(t.Context(), address.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if severity == Fine {
+			exec(t, pool, `ALTER ROLE `+role+` SUPERUSER`)
+		}
+		var names []string
+		if severity != Fine {
+			names = []string{"1 of 1 of role " + role, "ALTER ROLE"}
+		}
+		want(t, find(t, pool, "connections", Config{}), severity, names...)
+		if err := conn.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		exec(t, pool, `DROP ROLE `+role)
+	}
 }
