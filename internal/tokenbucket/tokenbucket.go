@@ -52,8 +52,8 @@ type Bucket struct {
 // taken is the time in which what was taken will be there again.
 func (b *Bucket) taken(now time.Time) time.Duration { return max(0, b.full.Sub(now)) }
 
-// Wait is how long it takes until n tokens may be taken; 0: they may be now. More than the burst never may, and the
-// time is then that of a bucket without a burst.
+// Wait is how long it takes until n tokens may be taken; 0: they may be now. More than the burst never may: the
+// wait then never comes to 0.
 func (b *Bucket) Wait(now time.Time, r Rate, n float64) time.Duration {
 	if !r.Bounded() {
 		return 0

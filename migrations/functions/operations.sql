@@ -125,7 +125,7 @@ BEGIN
     RETURN penstock.begin_operation(q, verb, filter, reason, actor, per_second, n, NOT whole);
 END $$;
 
--- The form of before, which no program calls.
+-- The form of an earlier version, which no program calls.
 DROP FUNCTION IF EXISTS penstock.begin_operation(penstock.queue, text, jsonb, text, text, integer, bigint);
 
 -- begin_operation inserts an operation, and its line of the audit: both say where more may match than were counted

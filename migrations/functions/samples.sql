@@ -113,7 +113,7 @@ LANGUAGE sql STABLE AS $$
     SELECT c.* FROM penstock.queue q CROSS JOIN LATERAL penstock.count_queue(q) c
 $$;
 
--- The form of before, which no program calls.
+-- The form of an earlier version, which no program calls.
 DROP FUNCTION IF EXISTS penstock.queue_heads(penstock.queue);
 
 -- queue_heads returns the heads of the lanes of a queue, and since when each one waits: the push, or the due time. It

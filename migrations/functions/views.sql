@@ -104,7 +104,7 @@ SELECT j.name AS job, q.name AS queue,
   FROM penstock.cron_job j JOIN penstock.queue q ON q.id = j.queue_id;
 
 -- batch_status counts the parts of each batch: exact, from the parts themselves until all of them have ended, then as
--- complete_batch counted them. A batch that completed under a version of before is counted by its parts.
+-- complete_batch counted them. A batch that completed under an earlier version is counted by its parts.
 -- Callers: pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.batch_status AS
 SELECT b.id, b.name, q.name AS queue,

@@ -101,7 +101,8 @@ func (l *slotLedger) of(instance int32) *instanceSlots {
 	return s
 }
 
-// add puts a leased slot into the ledger, idle.
+// add puts a leased slot into the ledger, idle. Whatever has its number is lost, also under a greater token: callers
+// hold the talk lock from the question on, so that no answer is older than the ledger.
 func (l *slotLedger) add(s slot.Held, now time.Time) *heldSlot {
 	i := l.of(s.Instance)
 	if old := i.Numbered(s.Number); old != nil {

@@ -220,8 +220,8 @@ func (d *deliverer) attempt(ctx context.Context, address *url.URL, m message) (o
 		return deliveryOutcome{Kind: failed, Reason: "build request: " + err.Error()}, true
 	}
 	req.Header = signed
-	// Not sent, and says to the transport that the message, which has one id however often it comes, may go again on a
-	// new connection where the receiver closed the idle one.
+	// Not sent, and says to the transport that the message, which has one id however often it comes, may go again on
+	// another connection where the receiver closed the idle one.
 	req.Header["Idempotency-Key"] = nil
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", "Penstock-Webhook/1")
