@@ -399,7 +399,9 @@ BEGIN
          WHERE d.queue_id = q.id AND d.scope = switch_entries.scope AND d.value = switch_entries.value;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'entries with % "%" are not disabled', scope, value
-                USING ERRCODE = 'PS006', HINT = 'The audit has the disables of names and lock keys; in SQL penstock.disabled has those in force.';
+                USING ERRCODE = 'PS006',
+                      HINT = 'The audit has the disables of names and lock keys; in SQL '
+                          || 'penstock.disabled has those in force.';
         END IF;
     END IF;
     SELECT c.matched, c.whole INTO matched, whole FROM penstock.count_first(q, verb, filter, 10000) c;

@@ -533,7 +533,8 @@ BEGIN
                      'payload', 'lock_key', 'flow', 'priority');
     IF FOUND THEN
         RAISE EXCEPTION 'cron job option "%" does not exist', unknown
-            USING ERRCODE = 'PS002', HINT = 'A cron job shows its settings; in SQL they are columns of penstock.cron_job.';
+            USING ERRCODE = 'PS002',
+                  HINT = 'A cron job shows its settings; in SQL they are columns of penstock.cron_job.';
     END IF;
     j := jsonb_populate_record(was, options);
     flaw := CASE WHEN options ? 'grace' AND j.grace > interval '10 years'

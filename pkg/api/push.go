@@ -315,7 +315,8 @@ func (e *entryError) Error() string { return fmt.Sprintf("entry %d: %v", e.numbe
 
 func (e *entryError) Unwrap() error { return e.err }
 
-// fieldError is a field of a body, or a name in an address, that is not valid. It matches errInvalid, or what its own error says of the size.
+// fieldError is a field of a body, or a name in an address, that is not valid. It matches errInvalid, or what its own
+// error says of the size.
 type fieldError struct {
 	field  string
 	err    error
