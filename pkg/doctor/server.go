@@ -172,13 +172,20 @@ SELECT (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client 
               ORDER BY count(*) DESC, application_name
               LIMIT 5)`
 
-// limitedSQL reads the limits of this database and of roles. Those of superusers are left out: they do not hold.
+// limitedSQL reads the limits of this database and of the roles of Penstock's programs: those with a duty, those of
+// their sessions in this database, and that of this session. Superusers are left out, whose connections no limit counts.
+// The sessions of a role count in all databases.
 const limitedSQL = `
 SELECT format('%s of %s of %s', u.used, l.most, l.place), u.used::float8 / greatest(l.most, 1)
   FROM (SELECT 'database ' || datname AS place, datconnlimit AS most, oid AS database, NULL::oid AS role
           FROM pg_database WHERE datname = current_database()
          UNION ALL
-        SELECT 'role ' || rolname, rolconnlimit, NULL, oid FROM pg_roles WHERE NOT rolsuper) l
+        SELECT 'role ' || r.rolname, r.rolconnlimit, NULL, r.oid FROM pg_roles r
+         WHERE NOT r.rolsuper
+           AND (r.rolname = current_user
+                OR r.rolname IN (SELECT d.role FROM penstock.database_role d)
+                OR r.oid IN (SELECT a.usesysid FROM pg_stat_activity a
+                              WHERE a.datname = current_database() AND a.application_name LIKE 'penstock%'))) l
  CROSS JOIN LATERAL (
        SELECT count(*) AS used FROM pg_stat_activity a
         WHERE a.backend_type = 'client backend' AND (a.datid = l.database OR a.usesysid = l.role)) u
@@ -186,7 +193,7 @@ SELECT format('%s of %s of %s', u.used, l.most, l.place), u.used::float8 / great
  ORDER BY 2 DESC, 1`
 
 // checkConnections compares the connections in use with max_connections, and with the limits of this database and of
-// roles, which managed servers set far below it.
+// Penstock's roles, which managed servers set far below it.
 func checkConnections(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	var used, most int
 	var who []string

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -73,32 +72,44 @@ func TestConnectionsAreJudgedByTheLimitOfTheDatabaseAsWell(t *testing.T) {
 	want(t, find(t, pool, "connections", Config{}), Critical, " of 1 of database ", "ALTER DATABASE")
 }
 
-// A role that has used up its own limit gets no connection. Superusers do, beyond theirs.
-func TestConnectionsAreJudgedByTheLimitsOfRolesAsWell(t *testing.T) {
-	own := pgtest.Server(t)
-	pool := own.Pool()
-	for role, severity := range map[string]Severity{"few": Critical, "root": Fine} {
-		exec(t, pool, `CREATE ROLE `+role+` LOGIN PASSWORD 'few' CONNECTION LIMIT 1`)
-		address, err := url.Parse(own.DSN())
-		if err != nil {
-			t.Fatal(err)
-		}
-		address.User = url.UserPassword(role, "few")
-		conn, err := pgx.Connect(t.Context(), address.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if severity == Fine {
-			exec(t, pool, `ALTER ROLE `+role+` SUPERUSER`)
-		}
-		var names []string
-		if severity != Fine {
-			names = []string{"1 of 1 of role " + role, "ALTER ROLE"}
-		}
-		want(t, find(t, pool, "connections", Config{}), severity, names...)
-		if err := conn.Close(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		exec(t, pool, `DROP ROLE `+role)
+// Roles of monitoring and backups often have a small limit that is always used up.
+func TestLimitsOfRolesThatPenstockDoesNotUseAreNotJudged(t *testing.T) {
+	pool := newPool(t)
+	here := pool.Config().ConnConfig.Database
+	for role, c := range map[string]struct {
+		database, application string
+		duty, superuser       bool
+		severity              Severity
+	}{
+		"role_of_another_database": {"postgres", "penstock", false, false, Fine},
+		"role_of_another_program":  {here, "exporter", false, false, Fine},
+		"role_of_a_program":        {here, "penstock", false, false, Critical},
+		"role_with_a_duty":         {"postgres", "exporter", true, false, Critical}, // its next session may be of Penstock
+		"role_of_a_superuser":      {here, "penstock", false, true, Fine},           // which no limit keeps out
+	} {
+		t.Run(role, func(t *testing.T) {
+			exec(t, pool, `CREATE ROLE `+role+` LOGIN CONNECTION LIMIT 1 PASSWORD 'x'`)
+			defer exec(t, pool, `DROP ROLE `+role)
+			if c.duty {
+				exec(t, pool, `INSERT INTO penstock.database_role (role, duty) VALUES ($1, 'node')`, role)
+				defer exec(t, pool, `DELETE FROM penstock.database_role WHERE role = $1`, role)
+			}
+			cfg := pool.Config().ConnConfig.Copy()
+			cfg.User, cfg.Password, cfg.Database = role, "x", c.database
+			cfg.RuntimeParams = map[string]string{"application_name": c.application}
+			conn, err := pgx.ConnectConfig(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close(t.Context())
+			if c.superuser {
+				exec(t, pool, `ALTER ROLE `+role+` SUPERUSER`)
+			}
+			var says []string
+			if c.severity != Fine {
+				says = append(says, "1 of 1 of role "+role, "ALTER ROLE")
+			}
+			want(t, find(t, pool, "connections", Config{}), c.severity, says...)
+		})
 	}
 }
