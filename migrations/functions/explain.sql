@@ -368,16 +368,19 @@ LANGUAGE sql STABLE AS $$
     SELECT penstock.pause_reasons(q, e) UNION ALL SELECT penstock.limit_reasons(q, e)
 $$;
 
--- hand_back_reasons returns why a handler handed an entry of the queue back last, as live nodes report it with their
--- heartbeats: what a worker answered that took no call, for example.
+-- hand_back_reasons returns why a handler handed an entry of the queue back last, and which, as live nodes report it
+-- with their heartbeats: what a worker answered that took no call, that there is no free slot, or a preemption. The API
+-- withholds the reason from clients of other entries.
 -- Callers: explain_entry.
 CREATE OR REPLACE FUNCTION penstock.hand_back_reasons(q penstock.queue) RETURNS SETOF jsonb
 LANGUAGE sql STABLE AS $$
     SELECT penstock.because('handed_back',
-               format('node %s handed an entry of the queue back %s ago: %s', h.name, penstock.ago(h.age), h.reason),
-               jsonb_build_object('node', h.name, 'reason', h.reason,
+               format('node %s handed %s back %s ago: %s', h.name,
+                      coalesce('entry ' || h.entry_id, 'an entry of the queue'), penstock.ago(h.age), h.reason),
+               jsonb_build_object('node', h.name, 'entry_id', h.entry_id, 'reason', h.reason,
                                   'seconds', round(extract(epoch FROM h.age), 1)))
       FROM (SELECT n.name, n.load->'handed_back'->q.name->>'reason' AS reason,
+                   (n.load->'handed_back'->q.name->>'entry')::bigint AS entry_id,
                    clock_timestamp() - n.beat_at
                    + (n.load->'handed_back'->q.name->>'seconds')::float8 * interval '1 second' AS age
               FROM penstock.serving(q.id) s JOIN penstock.node n ON n.id = s.id

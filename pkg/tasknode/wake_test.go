@@ -157,8 +157,9 @@ func TestExplainNamesWhyEntriesAreHandedBack(t *testing.T) {
 	config := tasknode.Config{Name: "small", Threads: 4, Beat: time.Second}
 	start(t, pool, config, map[string]invalidation.HandlerFunc{"work": refuse})
 	id := push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})[0].ID
-	const why = `SELECT penstock.explain_entry($1)->'reasons' @> '[{"code": "handed_back", "numbers": {"node": "small"}}]'
-	             AND penstock.explain_entry($1)::text LIKE '%node small handed an entry%: worker answered 503: no GPU? left%'`
+	const why = `SELECT penstock.explain_entry($1)->'reasons' @> jsonb_build_array(jsonb_build_object('code', 'handed_back',
+	                 'numbers', jsonb_build_object('node', 'small', 'entry_id', $1::bigint)))
+	             AND penstock.explain_entry($1)::text LIKE '%node small handed entry ' || $1 || ' back %: worker answered 503: no GPU? left%'`
 	eventually(t, pool, "the reasons have the worker's answer", why, id)
 }
 
