@@ -384,6 +384,50 @@ func TestPusherSeesItsOwnEntriesAndNoOthers(t *testing.T) {
 	}
 }
 
+// A worker may repeat parts of a call in its answer, so that it is for readers and for the client of that call.
+func TestPusherIsToldNoAnswerToACallOfOthers(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('mine')`)
+	var own, refused int64
+	if err := w.pool.QueryRow(t.Context(), `SELECT penstock.push('mine', '1', idempotency_key => 'own'),
+		penstock.push('mine', '2', idempotency_key => 'refused')`).Scan(&own, &refused); err != nil {
+		t.Fatal(err)
+	}
+	w.exec(fmt.Sprintf(`INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids, load)
+		SELECT 7, 'small', 'default', '1 hour', 1, ARRAY[q.id], jsonb_build_object('handed_back', jsonb_build_object('mine',
+		       jsonb_build_object('reason', 'no prompt of this kind', 'entry', %d, 'seconds', 0)))
+		  FROM penstock.queue q WHERE q.name = 'mine'`, refused))
+	pusher := newToken(t, w.pool, operator.Grant{Name: "pusher", Scopes: []string{"push"}})
+	both := newToken(t, w.pool, operator.Grant{Name: "both", Scopes: []string{"push", "read"}})
+	a := New(w.pool, Config{})
+	for _, c := range []struct {
+		name, secret, key string
+		id                int64
+		told              bool
+	}{
+		{"its client", pusher, "refused", refused, true},
+		{"another client", pusher, "own", own, false},
+		{"a reader", both, "", own, true},
+		{"a reader with the key of its own push", both, "own", own, true},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), "GET", fmt.Sprint("/v1/entries/", c.id), nil)
+		r.Header.Set("Authorization", "Bearer "+c.secret)
+		r.Header.Set("Idempotency-Key", c.key)
+		answered := httptest.NewRecorder()
+		a.ServeHTTP(answered, r)
+		text := answered.Body.String()
+		if answered.Code != 200 || !strings.Contains(text, "handed_back") {
+			t.Errorf("%s: %d %s, want the reason handed_back", c.name, answered.Code, text)
+		}
+		if told := strings.Contains(text, "no prompt of this kind"); told != c.told {
+			t.Errorf("%s is told the answer: %t, want %t: %s", c.name, told, c.told, text)
+		}
+		if told := strings.Contains(text, fmt.Sprintf(`"entry_id":%d`, refused)); told != c.told {
+			t.Errorf("%s is told the entry: %t, want %t: %s", c.name, told, c.told, text)
+		}
+	}
+}
+
 // A token that pushes for some flows sees by a key that it guessed no entry of another flow.
 func TestPusherOfSomeFlowsSeesNoEntryOfOthers(t *testing.T) {
 	w := newWorld(t)

@@ -169,10 +169,26 @@ func (a *API) readEntry(ctx context.Context, number int64) (entryRead, error) {
 	if !slices.Contains(operator.States(), living.State) { // likewise
 		return a.readEntry(ctx, number)
 	}
+	if !callerOf(ctx).may(read) {
+		withholdAnswers(living.Reasons, number)
+	}
 	return entryRead{
 		ID: id, Queue: living.Queue, State: living.State, Reasons: living.Reasons, Entry: detail.Entry,
 		Payload: detail.Payload, History: detail.History, Trace: detail.Trace, Progress: detail.Progress,
 	}, nil
+}
+
+// withholdAnswers takes from the reasons of an entry why another one was handed back: the answer of a worker may repeat
+// parts of a call of another client.
+func withholdAnswers(reasons []operator.Reason, entry int64) {
+	for i := range reasons {
+		r := &reasons[i]
+		if of, known := r.Numbers["entry_id"].(float64); r.Code != "handed_back" || known && int64(of) == entry {
+			continue
+		}
+		r.Text = "a node handed another entry of the queue back"
+		r.Numbers = map[string]any{"node": r.Numbers["node"], "seconds": r.Numbers["seconds"]}
+	}
 }
 
 // cancelled is the verdict on a cancel: cancelled, or requested from the node that runs the entry.
