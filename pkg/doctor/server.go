@@ -173,8 +173,8 @@ SELECT (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client 
               LIMIT 5)`
 
 // limitedSQL reads the limits of this database and of the roles of Penstock's programs: those with a duty, those of
-// their sessions in this database, and that of this session. Superusers are left out, whose connections no limit counts.
-// The sessions of a role count in all databases.
+// their sessions in this database, and that of this session. Superusers are left out, whose connections no limit
+// counts. The sessions of a role count in all databases.
 const limitedSQL = `
 SELECT format('%s of %s of %s', u.used, l.most, l.place), u.used::float8 / greatest(l.most, 1)
   FROM (SELECT 'database ' || datname AS place, datconnlimit AS most, oid AS database, NULL::oid AS role
