@@ -199,22 +199,28 @@ $$;
 -- watch_key_sql is the expression by which rows before and after an UPDATE are joined; the row is %1$s in it. Texts are
 -- compared byte by byte: an object that is called otherwise is another one, also where its collation calls the names
 -- equal. Types that have no equality which can be hashed or sorted are compared as they are recorded, and so are those
--- that extensions brought, whose operators are not on the search path of the trigger.
+-- that extensions brought, whose operators are not on the search path of the trigger. A column that may be null is
+-- compared within an array: arrays take nulls for equal, and can be hashed and sorted where their elements can.
 -- Callers: watch_changes_sql.
 CREATE OR REPLACE FUNCTION penstock.watch_key_sql(watched regclass, column_name text) RETURNS text
 LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN t.typnamespace <> 'pg_catalog'::regnamespace THEN penstock.watch_field_sql(watched, column_name)
-                WHEN t.typcategory = 'S' AND a.attcollation <> 0 THEN format('%%1$s.%s COLLATE "C"', quoted.name)
-                WHEN EXISTS (SELECT FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod
-                             WHERE m.amname = 'btree' AND c.opcdefault AND c.opcintype = t.oid)
-                THEN format('%%1$s.%s', quoted.name)
-                ELSE penstock.watch_field_sql(watched, column_name) END
+    SELECT CASE WHEN a.attnotnull THEN k.value ELSE 'ARRAY[' || k.value || ']' END
       FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
      CROSS JOIN (SELECT replace(quote_ident(column_name), '%', '%%') AS name) quoted
+     CROSS JOIN LATERAL (
+        SELECT CASE WHEN t.typnamespace <> 'pg_catalog'::regnamespace
+                    THEN penstock.watch_field_sql(watched, column_name)
+                    WHEN t.typcategory = 'S' AND a.attcollation <> 0
+                    THEN format('%%1$s.%s COLLATE "C"', quoted.name)
+                    WHEN EXISTS (SELECT FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod
+                                 WHERE m.amname = 'btree' AND c.opcdefault AND c.opcintype = t.oid)
+                    THEN format('%%1$s.%s', quoted.name)
+                    ELSE penstock.watch_field_sql(watched, column_name) END AS value) k
      WHERE a.attrelid = watched AND a.attname = column_name
 $$;
 
--- watch_identifies returns whether a unique index says that columns identify a row at the end of each statement.
+-- watch_identifies returns whether a unique index says that columns identify a row at the end of each statement. One
+-- with a column that may be null says so of some rows alone.
 -- Callers: watch_changes_sql, watch_row_columns.
 CREATE OR REPLACE FUNCTION penstock.watch_identifies(watched regclass, columns text[]) RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -223,7 +229,7 @@ LANGUAGE sql STABLE AS $$
          WHERE i.indrelid = watched AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL
            AND NOT EXISTS (SELECT FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, n)
                              LEFT JOIN pg_attribute a ON a.attrelid = watched AND a.attnum = k.attnum
-                            WHERE k.n <= i.indnkeyatts AND (a.attname = ANY (columns)) IS NOT TRUE))
+                            WHERE k.n <= i.indnkeyatts AND (a.attnotnull AND a.attname = ANY (columns)) IS NOT TRUE))
 $$;
 
 -- watch_row_columns are the columns by which a row before an UPDATE is joined to that after it: the keys and, where no

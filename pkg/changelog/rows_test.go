@@ -67,6 +67,36 @@ func TestRowsWithOneKeyAreComparedOneByOne(t *testing.T) {
 	}
 }
 
+// Rows without a key are compared with themselves like others.
+func TestARowWhoseKeyIsNullIsComparedWithItself(t *testing.T) {
+	b := newBed(t)
+	for _, c := range []struct{ table, columns, keys, first, second string }{
+		{"line", "id int PRIMARY KEY, k int", "k", "(1, NULL, 10, 0)", "(2, NULL, 20, 0)"},
+		{"pair", "id int PRIMARY KEY, k int, l text", "k l", "(1, 5, NULL, 10, 0)", "(2, NULL, 'x', 20, 0)"},
+		{"uniq", "id int PRIMARY KEY, k text UNIQUE", "k", "(1, NULL, 10, 0)", "(2, NULL, 20, 0)"},
+		{"loose", "id int, k bit(3)", "k", "(1, NULL, 10, 0)", "(2, NULL, 20, 0)"}, // of a type that has no hash
+		{"fields", "id int, k xid, l jsonb", "k l", "(1, NULL, NULL, 10, 0)", "(2, '7', NULL, 20, 0)"},
+	} {
+		b.exec(`CREATE TABLE ` + c.table + ` (` + c.columns + `, price int, other int)`)
+		b.watchTable(c.table, []string{"price"}, strings.Fields(c.keys)...)
+		b.exec(`INSERT INTO ` + c.table + ` VALUES ` + c.first + `, ` + c.second)
+		b.changes()
+		b.exec(`UPDATE ` + c.table + ` SET other = 1`)
+		if got := b.changes(); len(got) != 0 {
+			t.Errorf("%s: an update of a column that is not watched recorded %q", c.table, got)
+		}
+		b.exec(`UPDATE ` + c.table + ` SET price = price + 1`)
+		got := b.changes()
+		slices.Sort(got)
+		if len(got) != 2 || !strings.Contains(got[0]+got[1], ".price: 10 -> 11") ||
+			!strings.Contains(got[0]+got[1], ".price: 20 -> 21") {
+			t.Errorf("%s: recorded %q, want one change of the price of each row", c.table, got)
+		}
+	}
+	b.exec(`UPDATE line SET k = 7 WHERE id = 1`)
+	b.wantChanges(`null.: {"price": 11} -> null`, `7.: null -> {"price": 11}`)
+}
+
 // A key that identifies a row and is not declared unique, since an index of a partitioned table has to have its
 // partition key.
 func TestARowThatMovesToAnotherPartitionIsTheSameObject(t *testing.T) {
