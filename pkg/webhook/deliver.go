@@ -10,9 +10,11 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/netip"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -92,31 +94,34 @@ const answerBytesMost = 4 << 10
 type deliverer struct {
 	config    Config
 	client    *http.Client
+	fresh     *http.Client // makes a connection for each message
 	endpoints *endpoints
 }
 
 // newDeliverer returns a deliverer with its own connections.
 func newDeliverer(config Config) *deliverer {
 	config = config.withDefaults()
+	kept := &http.Transport{
+		// No proxy from the environment: it would connect on our behalf,
+		// past the policy.
+		Proxy:                  nil,
+		DialContext:            config.Policy.Dialer(config.Dialer),
+		TLSHandshakeTimeout:    config.Timeout, // the end of an attempt does not end its handshake
+		MaxIdleConnsPerHost:    addressInFlight,
+		MaxIdleConns:           256,
+		IdleConnTimeout:        30 * time.Second,
+		MaxResponseHeaderBytes: 16 << 10,
+		DisableCompression:     true,
+	}
+	fresh := kept.Clone()
+	fresh.DisableKeepAlives = true
+	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return &deliverer{
 		config: config,
 		endpoints: newEndpoints(
 			flightLimits{address: addressInFlight, host: hostInFlight, unproven: config.Unproven}),
-		client: &http.Client{
-			Transport: &http.Transport{
-				// No proxy from the environment: it would connect on our behalf,
-				// past the policy.
-				Proxy:                  nil,
-				DialContext:            config.Policy.Dialer(config.Dialer),
-				TLSHandshakeTimeout:    config.Timeout, // the end of an attempt does not end its handshake
-				MaxIdleConnsPerHost:    addressInFlight,
-				MaxIdleConns:           256,
-				IdleConnTimeout:        30 * time.Second,
-				MaxResponseHeaderBytes: 16 << 10,
-				DisableCompression:     true,
-			},
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		},
+		client: &http.Client{Transport: kept, CheckRedirect: stay},
+		fresh:  &http.Client{Transport: fresh, CheckRedirect: stay},
 	}
 }
 
@@ -220,21 +225,36 @@ func (d *deliverer) attempt(ctx context.Context, address *url.URL, m message) (o
 		return deliveryOutcome{Kind: failed, Reason: "build request: " + err.Error()}, true
 	}
 	req.Header = signed
-	// Not sent, and says to the transport that the message, which has one id however often it comes, may go again on
-	// another connection where the receiver closed the idle one.
-	req.Header["Idempotency-Key"] = nil
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", "Penstock-Webhook/1")
 	if parent := invalidation.TraceParent(bounded); parent != "" {
 		req.Header.Set("Traceparent", parent)
 	}
-	reply, err := d.client.Do(req)
+	reply, err := d.send(req)
 	if err != nil {
 		return d.broken(ctx, m, err)
 	}
 	defer reply.Body.Close()
 	said, _ := io.ReadAll(io.LimitReader(reply.Body, answerBytesMost)) // what cannot be read is not needed
 	return d.judge(m, reply, string(said))
+}
+
+// send sends a message, which has one id however often it comes, and sends it once more on a new connection where one
+// that had been idle ended before an answer began: the receiver may have closed it while the message was on its way.
+// The transport would do so for each idle connection to a receiver that ends on the message.
+func (d *deliverer) send(req *http.Request) (*http.Response, error) {
+	var reused, answered atomic.Bool
+	reply, err := d.client.Do(req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GotConn:              func(c httptrace.GotConnInfo) { reused.Store(c.Reused) },
+		GotFirstResponseByte: func() { answered.Store(true) },
+	})))
+	if err == nil || !reused.Load() || answered.Load() || req.Context().Err() != nil {
+		return reply, err
+	}
+	if req.Body, err = req.GetBody(); err != nil {
+		return nil, err
+	}
+	return d.fresh.Do(req)
 }
 
 func (d *deliverer) broken(ctx context.Context, m message, err error) (deliveryOutcome, bool) {

@@ -619,3 +619,38 @@ func TestAnIdleConnectionThatItsReceiverHasClosedCostsNoAttempt(t *testing.T) {
 		t.Errorf("%d connections were closed, and %d served a message; want 1 and 2", closed, len(served))
 	}
 }
+
+// A receiver that ends on a message has it twice in an attempt, however many connections to it are idle.
+func TestAnAttemptSendsAMessageTwiceAtMost(t *testing.T) {
+	var ended atomic.Int32
+	var together sync.WaitGroup
+	together.Add(addressInFlight)
+	s := receiving(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/ok" {
+			together.Done()
+			together.Wait()
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		ended.Add(1)
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		conn.Close()
+	})
+	d := newDeliverer(Config{Policy: loopback()})
+	var all sync.WaitGroup
+	for range addressInFlight {
+		all.Go(func() {
+			if o := d.deliver(t.Context(), messageTo(s.URL+"/ok", 1)); o.Kind != delivered {
+				t.Errorf("got %s (%s), want %s", o.Kind, o.Reason, delivered)
+			}
+		})
+	}
+	all.Wait()
+	if o := d.deliver(t.Context(), messageTo(s.URL+"/ends", 1)); o.Kind != retry || ended.Load() != 2 {
+		t.Errorf("got %s, and the message was sent %d times; want %s and 2", o.Kind, ended.Load(), retry)
+	}
+}
