@@ -53,6 +53,7 @@ var sentinels = map[client.Code]error{
 	"malformed":                invalidation.ErrInvalid,
 	"not_json":                 invalidation.ErrInvalid,
 	"not_gzip":                 invalidation.ErrInvalid,
+	"encoded":                  invalidation.ErrInvalid,
 	client.IdempotencyConflict: invalidation.ErrIdempotencyConflict,
 	"idempotency_key_in_use":   invalidation.ErrState,
 	client.StateConflict:       invalidation.ErrState,

@@ -56,7 +56,7 @@ var statuses = []struct {
 	{errSlow, http.StatusRequestTimeout, "body_too_slow"},
 	{errCut, http.StatusBadRequest, "malformed"},
 	{errEncoding, http.StatusUnsupportedMediaType, "not_gzip"},
-	{errEncoded, http.StatusUnsupportedMediaType, "not_gzip"},
+	{errEncoded, http.StatusUnsupportedMediaType, "encoded"},
 	{errBomb, http.StatusRequestEntityTooLarge, "payload_too_large"},
 	{errKeyInUse, http.StatusConflict, "idempotency_key_in_use"},
 	{errBusy, http.StatusServiceUnavailable, "busy"},
