@@ -45,3 +45,25 @@ func TestAFormOfAnEndedSessionKeepsItsInputs(t *testing.T) {
 		t.Errorf("a long form without a session: %d: %.2000s", refused.status, refused.text)
 	}
 }
+
+// What confirms a change is typed by the visitor who makes it, and an input that was cleared has no default again.
+func TestAFormOfAnEndedSessionKeepsNoConfirmation(t *testing.T) {
+	s := newSite(t)
+	s.fill()
+	b := s.as(administrator)
+	b.client.Jar = nil
+	refused := b.post("do/force_unlock", url.Values{
+		"queue": {"work"}, "lock_key": {"k"}, "token": {"7"}, "confirm": {"7"}, "reason": {"stuck"},
+	})
+	if refused.status != http.StatusUnauthorized || !strings.Contains(refused.text, "token%3D7") ||
+		strings.Contains(refused.text, "confirm") {
+		t.Errorf("without a session: %d: %s", refused.status, refused.text)
+	}
+	bulk := "do/bulk_retry_failures?queue=work&reason=disk&per_second="
+	if page := s.as(administrator).get(bulk); page.status != http.StatusOK || strings.Contains(page.text, `value="1000"`) {
+		t.Errorf("a cleared input after the login: %d: %s", page.status, page.text)
+	}
+	if page := s.as(administrator).get("do/bulk_retry_failures?queue=work"); !strings.Contains(page.text, `value="1000"`) {
+		t.Errorf("without a default: %d: %s", page.status, page.text)
+	}
+}

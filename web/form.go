@@ -13,6 +13,9 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
+// confirmField is the input by which a visitor confirms a change.
+const confirmField = "confirm"
+
 // form is the object and the inputs that a visitor gives a verb.
 type form struct {
 	values  url.Values

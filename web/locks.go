@@ -71,7 +71,7 @@ func (d *Dashboard) lockPages() {
 		name: "force_unlock", title: "Unlock by hand", role: administrator, destroys: true,
 		objects: []string{"queue", "lock_key", "token"},
 		fields: []field{
-			{Name: "confirm", Label: "Type the token to confirm", Kind: "text", Required: true},
+			{Name: confirmField, Label: "Type the token to confirm", Kind: "text", Required: true},
 			{
 				Name: "even_listed", Label: "Even if its node lives and lists the lock", Kind: "checkbox",
 				Hint: "The run goes on at the worker, its result is refused, and the entry runs a second time.",
@@ -106,7 +106,7 @@ func (d *Dashboard) unlockPreview(ctx context.Context, in form) (preview, error)
 
 func (d *Dashboard) forceUnlock(ctx context.Context, in form, by invalidation.By) (string, error) {
 	token, err := in.ID("token")
-	if err != nil || in.Get("confirm") != in.Get("token") {
+	if err != nil || in.Get(confirmField) != in.Get("token") {
 		return "", fmt.Errorf("the token that you typed is not that of the lock: %w", invalidation.ErrInvalid)
 	}
 	err = d.change.ForceUnlock(ctx, operator.Unlock{

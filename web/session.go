@@ -169,6 +169,8 @@ func (d *Dashboard) sessionEnded(w http.ResponseWriter, r *http.Request) {
 	view := problemView{Text: "Your session has ended, and nothing was changed. "}
 	next := ""
 	if err := r.ParseForm(); err == nil {
+		// The next visitor of this browser confirms by themselves.
+		r.PostForm.Del(confirmField)
 		next = strings.TrimPrefix(r.URL.Path, d.cfg.Path) + "?" + r.PostForm.Encode()
 	}
 	if next != "" && len(next) <= addressMax {

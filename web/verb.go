@@ -26,7 +26,7 @@ type verb struct {
 	// objects are the parameters of the address that name the object. All but those in optional
 	// must be given.
 	objects, optional []string
-	// fields are inputs beside the reason.
+	// fields are inputs beside the reason. None may be a secret: the address of a login may have them.
 	fields []field
 	// effect says in a sentence or two what the change does and what it does not.
 	effect string
@@ -143,7 +143,8 @@ func (d *Dashboard) ask(w http.ResponseWriter, r *http.Request, v verb, who visi
 		}
 	}
 	for i, f := range view.Fields {
-		if value := in.Get(f.Name); value != "" {
+		// A form that was sent has a reason, and an input that was cleared stays so. Links may leave fields out.
+		if value := in.Get(f.Name); value != "" || in.values.Has("reason") {
 			view.Fields[i].Value = value
 		}
 	}
