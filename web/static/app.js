@@ -77,7 +77,7 @@
   // The leader sends something every 15 s, and a poll is answered within seconds.
   const silence = 4e4, answer = 2e4;
   let source, timer, paused = false, failures = 0, heard = 0, polls = new AbortController();
-  const say = (name, text) => { if (state && state.dataset.state !== name) { state.dataset.state = name; state.firstElementChild.textContent = text; } };
+  const say = (name, text) => { const t = state.firstElementChild; if (t.textContent !== text) { t.textContent = text; state.dataset.state = name; } };
   const lost = () => say('lost', 'connection lost');
   const address = extra => { const u = new URL(location); u.hash = ''; u.searchParams.delete('done'); for (const k in extra) u.searchParams.set(k, extra[k]); return u; };
   const show = async (text, id) => {
