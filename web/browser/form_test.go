@@ -24,10 +24,10 @@ func TestAChangeIsSentOnce(t *testing.T) {
 		}
 		tab.until(`document.querySelector('form.verb input[name=reason]') === document.activeElement`)
 		tab.do(chromedp.KeyEvent("once"))
-		sent := eval[int](tab, `(() => { let sent = 0; addEventListener('submit', e => sent += !e.defaultPrevented);
-			const b = document.querySelector('form.verb button'); b.click(); b.click(); return sent; })()`)
-		if sent != 1 {
-			t.Errorf("two clicks in the form of %s send %d changes, want 1", path, sent)
+		sent := eval[string](tab, `(() => { let sent = 0; addEventListener('submit', e => sent += !e.defaultPrevented);
+			const b = document.querySelector('form.verb button'); b.click(); b.click(); return sent + ' ' + getComputedStyle(b.form).opacity; })()`)
+		if sent != "1 0.45" {
+			t.Errorf("two clicks in the form of %s: changes sent and opacity are %s, want 1 0.45", path, sent)
 		}
 		tab.reads("Queue reports is paused.")
 		s.exec(`SELECT penstock.resume_queue('reports')`)
@@ -61,6 +61,22 @@ func TestAgesAreByTheClockOfTheLeader(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The stream of a page was lost, or paused, before its session ended: the state names the end.
+func TestTheEndOfASessionIsNamedAfterALostStream(t *testing.T) {
+	s := newStage(t, false)
+	tab := s.open()
+	tab.tolerated = "401 (Unauthorized)"
+	tab.visit("queues/reports")
+	tab.do(chromedp.WaitVisible(`input[name=token]`), chromedp.SendKeys(`input[name=token]`, s.secret+kb.Enter))
+	tab.until(streamState + ` === 'live'`)
+	tab.click("a[data-dialog]", "Pause")
+	tab.until(`document.querySelector('dialog[open]') !== null`)
+	eval[bool](tab, `(document.querySelector('#pause').click(), true)`)
+	s.must(s.change.RevokeToken(t.Context(), "ada", tester))
+	eval[bool](tab, `(document.querySelector('#pause').click(), true)`)
+	tab.until(`document.querySelector('#stream').textContent === 'session ended'`)
 }
 
 // A token is revoked while a dialog is open: what was typed stays, and is in the form again after the login.
