@@ -428,6 +428,34 @@ func TestPusherIsToldNoAnswerToACallOfOthers(t *testing.T) {
 	}
 }
 
+// The error of a failure that blocks a lock key is that of another entry.
+func TestPusherIsToldNoErrorOfAnotherEntryOfItsKey(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('mine')`)
+	var own int64
+	if err := w.pool.QueryRow(t.Context(), `SELECT penstock.push('mine', '1', lock_key => 'K', idempotency_key => 'own')`).
+		Scan(&own); err != nil {
+		t.Fatal(err)
+	}
+	w.exec(`INSERT INTO penstock.blocked_key (queue_id, lock_key, entry_id, class, error, blocked_at)
+		SELECT id, 'K', 4711, 'oom', 'a prompt of another', now() FROM penstock.queue WHERE name = 'mine'`)
+	a := New(w.pool, Config{})
+	for name, told := range map[string]bool{"push": false, "read": true} {
+		r := httptest.NewRequestWithContext(t.Context(), "GET", fmt.Sprint("/v1/entries/", own), nil)
+		r.Header.Set("Authorization", "Bearer "+newToken(t, w.pool, operator.Grant{Name: name, Scopes: []string{name}}))
+		r.Header.Set("Idempotency-Key", "own")
+		answered := httptest.NewRecorder()
+		a.ServeHTTP(answered, r)
+		text := answered.Body.String()
+		if answered.Code != 200 || !strings.Contains(text, "key_blocked") {
+			t.Errorf("%s: %d %s, want the reason key_blocked", name, answered.Code, text)
+		}
+		if strings.Contains(text, "a prompt of another") != told || strings.Contains(text, "4711") != told {
+			t.Errorf("with %s the error of another entry is told, want %t: %s", name, told, text)
+		}
+	}
+}
+
 // A token that pushes for some flows sees by a key that it guessed no entry of another flow.
 func TestPusherOfSomeFlowsSeesNoEntryOfOthers(t *testing.T) {
 	w := newWorld(t)

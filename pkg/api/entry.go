@@ -178,16 +178,22 @@ func (a *API) readEntry(ctx context.Context, number int64) (entryRead, error) {
 	}, nil
 }
 
-// withholdAnswers takes from the reasons of an entry why another one was handed back: the answer of a worker may repeat
-// parts of a call of another client.
+// withholdAnswers takes from the reasons of an entry why another one was handed back or failed: the answer of a worker
+// may repeat parts of a call of another client.
 func withholdAnswers(reasons []operator.Reason, entry int64) {
 	for i := range reasons {
 		r := &reasons[i]
-		if of, known := r.Numbers["entry_id"].(float64); r.Code != "handed_back" || known && int64(of) == entry {
+		if of, known := r.Numbers["entry_id"].(float64); known && int64(of) == entry {
 			continue
 		}
-		r.Text = "a node handed another entry of the queue back"
-		r.Numbers = map[string]any{"node": r.Numbers["node"], "seconds": r.Numbers["seconds"]}
+		switch r.Code {
+		case "handed_back":
+			r.Text = "a node handed another entry of the queue back"
+			r.Numbers = map[string]any{"node": r.Numbers["node"], "seconds": r.Numbers["seconds"]}
+		case "key_blocked":
+			r.Text = "the lock key is blocked since another entry of it failed"
+			r.Numbers = map[string]any{"lock_key": r.Numbers["lock_key"], "since": r.Numbers["since"]}
+		}
 	}
 }
 
