@@ -27,7 +27,8 @@
 //	charge.go               what jobs cost the flows of their lanes
 //	settler.go, deferred.go the endings that wait to be recorded, and those whose rows another transaction has locked
 //	heartbeat.go, lease.go  the lease of the node: renewed, with the orders that come back, and lost
-//	stats.go, trace.go      counters, why entries were handed back, and spans of traced entries
+//	handedback.go           why handlers have handed entries back, for heartbeats
+//	stats.go, trace.go      counters, and spans of traced entries
 //
 // # The life of a job
 //
