@@ -44,19 +44,27 @@ func TestAnOwedSlotLeavesWithItsCall(t *testing.T) {
 	}
 }
 
+// poolWithACallOnItsSlot is a pool with one slot, on which a call runs.
+func poolWithACallOnItsSlot(t *testing.T) (p *Pool, now time.Time, slots []slot.Held, call *Request) {
+	t.Helper()
+	now = time.Unix(1_700_000_000, 0)
+	p = NewPool(DefaultPolicy(), nil)
+	p.SetInstances(now, []InstanceState{{ID: 1, Slots: 2, Usable: true}})
+	slots = []slot.Held{{Instance: 1, Number: 0, Token: 1}}
+	p.Grant(now, slots)
+	call = &Request{Flow: "f", Criticality: Critical}
+	if inFlight, refused := p.Arrive(now, call); !inFlight {
+		t.Fatal(refused)
+	}
+	return p, now, slots, call
+}
+
 // Slots that were dropped while the database was away come in again under their tokens, while calls run on them: the end
 // of such a call does not make the slot idle for a third call, while a second one runs on it.
 func TestTheEndOfACallOnASlotThatWasLostFreesNothing(t *testing.T) {
 	t.Parallel()
-	now := time.Unix(1_700_000_000, 0)
-	p := NewPool(DefaultPolicy(), nil)
-	p.SetInstances(now, []InstanceState{{ID: 1, Slots: 2, Usable: true}})
-	slots := []slot.Held{{Instance: 1, Number: 0, Token: 1}}
-	p.Grant(now, slots)
-	first, second := &Request{Flow: "f", Criticality: Critical}, &Request{Flow: "f", Criticality: Critical}
-	if inFlight, refused := p.Arrive(now, first); !inFlight {
-		t.Fatal(refused)
-	}
+	p, now, slots, first := poolWithACallOnItsSlot(t)
+	second := &Request{Flow: "f", Criticality: Critical}
 	p.Lose(now, slots)
 	p.Grant(now, slots)
 	if inFlight, refused := p.Arrive(now, second); !inFlight {
@@ -72,15 +80,8 @@ func TestTheEndOfACallOnASlotThatWasLostFreesNothing(t *testing.T) {
 // token: it is not given back while another call runs on it.
 func TestAnOwedSlotThatWasLostIsNotGivenBackFromUnderACall(t *testing.T) {
 	t.Parallel()
-	now := time.Unix(1_700_000_000, 0)
-	p := NewPool(DefaultPolicy(), nil)
-	p.SetInstances(now, []InstanceState{{ID: 1, Slots: 2, Usable: true}})
-	slots := []slot.Held{{Instance: 1, Number: 0, Token: 1}}
-	p.Grant(now, slots)
-	first, second := &Request{Flow: "f", Criticality: Critical}, &Request{Flow: "f", Criticality: Critical}
-	if inFlight, refused := p.Arrive(now, first); !inFlight {
-		t.Fatal(refused)
-	}
+	p, now, slots, first := poolWithACallOnItsSlot(t)
+	second := &Request{Flow: "f", Criticality: Critical}
 	p.owe(1)
 	p.End(now, first, CallEnd{Took: time.Second})
 	p.Lose(now, slots)
