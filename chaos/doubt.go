@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"time"
 
 	"github.com/penstock/penstock/chaos/judge"
 )
@@ -45,4 +47,44 @@ func doubtsAfter(h *judge.History) (text []byte) {
 		}
 	}
 	return text
+}
+
+// breakOff breaks one call off when all is quiet, waits until its slot must be free again, and returns the slots that
+// no call can use then. Whether a slot is in doubt when the faults end is up to chance, and to the backlog of recovery.
+func (s *site) breakOff(ctx context.Context) (unusable []string, err error) {
+	p := judge.Push{Op: s.load.ops.Add(1), Queue: "solo", FailMax: attemptsMax, CrashMax: crashesMax}
+	p.Called = time.Now()
+	s.recorder.behave(dying, 100)
+	defer s.recorder.behave(honest, 0)
+	const push = `SELECT penstock.push($1, jsonb_build_object('op', $2::bigint, 'ms', 5))`
+	if err := s.db.pool.QueryRow(ctx, push, p.Queue, p.Op).Scan(&p.Entry); err != nil {
+		return nil, fmt.Errorf("push an entry whose call is broken off: %w", err)
+	}
+	p.Told, p.Returned = true, time.Now()
+	s.load.record(&p)
+	if err := s.await(ctx, "doubt", p.Entry); err != nil {
+		return nil, err
+	}
+	s.recorder.behave(honest, 0)
+	if err := s.await(ctx, "end", p.Entry); err != nil {
+		return nil, err
+	}
+	for free := time.Now().Add(doubtMax + s.tolerance()); ; time.Sleep(100 * time.Millisecond) {
+		unusable = s.list(ctx, doubtfulSQL, true)
+		if len(unusable) == 0 || time.Now().After(free) {
+			return unusable, nil
+		}
+	}
+}
+
+// await returns when an event of an entry is recorded, or probeMax is over: the judges say what is missing then.
+func (s *site) await(ctx context.Context, event string, entry int64) error {
+	const sql = `SELECT EXISTS (SELECT FROM judge.event WHERE what = $1 AND entry_id = $2)`
+	over := time.Now().Add(probeMax)
+	for seen := false; !seen && time.Now().Before(over); time.Sleep(20 * time.Millisecond) {
+		if err := s.db.pool.QueryRow(ctx, sql, event, entry).Scan(&seen); err != nil {
+			return fmt.Errorf("read whether entry %d has event %q: %w", entry, event, err)
+		}
+	}
+	return nil
 }

@@ -184,6 +184,10 @@ func run(ctx context.Context, cfg config, keep bool) (v verdict, err error) {
 		fmt.Printf("chaos: %d entries were left by the faults and ended within %v, without faults %s; last: %s\n",
 			len(backlog), round(drained.took), endedWithin(left, faultFree), drained.last)
 	}
+	unusable, err := s.breakOff(ctx)
+	if err != nil {
+		return v, err
+	}
 	unhinted, err := s.probe(ctx)
 	if err != nil {
 		return v, fmt.Errorf("probe: %w", err)
@@ -195,6 +199,7 @@ func run(ctx context.Context, cfg config, keep bool) (v verdict, err error) {
 		return v, err
 	}
 	h.Quiet = quiet
+	drained.doubtful = append(drained.doubtful, unusable...)
 	drained.tell(h, cfg.rare)
 	h.Unfinished, h.FaultFree, h.Unhinted, h.Unserved = left, faultFree, unhinted, unserved
 	if h.Deadlocks, err = s.deadlocks(); err != nil {
