@@ -264,11 +264,7 @@ var gatewaySteps = []step{
 }
 
 // breakAnswers lets workers die within their answers, which gateways have passed on in part by then.
-func (p *plan) breakAnswers() string {
-	p.site.recorder.behave(dying, 20+p.random.Int64N(60))
-	time.AfterFunc(p.between(time.Second, 4*time.Second), func() { p.site.recorder.behave(honest, 0) })
-	return "worker: " + string(dying)
-}
+func (p *plan) breakAnswers() string { return p.spoil(dying) }
 
 func (p *plan) killGateway() string {
 	g, back := pick(p, p.site.gateways), p.between(0, 4*time.Second)

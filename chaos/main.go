@@ -99,6 +99,8 @@ func (c *config) flags(keep *bool) {
 	flag.BoolVar(&c.stops, "stops", false,
 		"nearly all faults are SIGSTOPs of task nodes for longer than a lease, and most runs take seconds and end "+
 			"in an error at first: nodes record errors of runs that others have by then")
+	flag.BoolVar(&c.refuses, "refusals", false,
+		"nearly all faults are workers that refuse calls, so that entries are handed back before others of their key")
 	flag.BoolVar(&c.kills, "kills", false,
 		"the only faults are SIGKILLs of task nodes, one every few seconds: how long their locks wait for recovery")
 	flag.DurationVar(

@@ -106,6 +106,15 @@ var stopSteps = []step{
 	{4, (*plan).spoilWorkers},
 }
 
+// refuseSteps stand in for them where entries of a key shall be handed back while others of it wait behind them: a
+// worker that refuses calls keeps its nodes and their connections as they are.
+var refuseSteps = []step{
+	{40, (*plan).refuse},
+	{4, (*plan).spoilWorkers},
+	{2, (*plan).killNode},
+	{2, (*plan).loseAnswers},
+}
+
 // killSteps stand in for them where nothing but the death of task nodes is measured. A node is dead and recovered
 // before the next one dies, nearly always: a fleet that falls silent together is given a second lease.
 var killSteps = []step{{1, func(p *plan) string {
@@ -126,6 +135,8 @@ func (p *plan) run(ctx context.Context) {
 		steps = holdSteps
 	case p.site.cfg.stops:
 		steps = stopSteps
+	case p.site.cfg.refuses:
+		steps = refuseSteps
 	case p.site.cfg.before != "":
 		steps = append(slices.Clone(steps), step{restartsBetweenBuilds, (*plan).rollingRestart})
 	}
@@ -424,9 +435,13 @@ func (p *plan) holdSnapshot() string {
 	return "a snapshot held for 10 to 40 s"
 }
 
-func (p *plan) spoilWorkers() string {
-	m, share := pick(p, modes), 20+p.random.Int64N(60)
-	p.site.recorder.behave(m, share)
+func (p *plan) spoilWorkers() string { return p.spoil(pick(p, modes)) }
+
+// refuse lets workers refuse calls while they are idle.
+func (p *plan) refuse() string { return p.spoil(busy) }
+
+func (p *plan) spoil(m mode) string {
+	p.site.recorder.behave(m, 20+p.random.Int64N(60))
 	time.AfterFunc(p.between(time.Second, 4*time.Second), func() { p.site.recorder.behave(honest, 0) })
 	return "worker: " + string(m)
 }

@@ -30,6 +30,7 @@ type config struct {
 	kills          bool          // task nodes are killed, and nothing else happens
 	holds          bool          // most faults are rows that are locked
 	stops          bool          // most faults are task nodes that are stopped, and most runs end in an error at first
+	refuses        bool          // most faults are workers that refuse calls
 	binaries, logs string
 	before         string // directory with the programs of another build; empty: none
 	clock, faults  bool
