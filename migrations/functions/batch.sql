@@ -228,7 +228,7 @@ BEGIN
       FROM penstock.batch b, penstock.entry e
      WHERE p.batch_id = finish_batch_part.batch AND p.no = part AND p.ended_at IS NULL
        AND b.id = p.batch_id AND b.queue_id = finish_batch_part.queue
-       AND e.queue_id = b.queue_id AND e.id = p.entry_id AND coalesce(e.lock_key, '#' || e.id) = key;
+       AND e.queue_id = b.queue_id AND e.id = p.entry_id AND penstock.record_key(e.lock_key, e.id) = key;
     RETURN FOUND;
 END $$;
 

@@ -180,9 +180,10 @@ DECLARE
     free   boolean := true;
 BEGIN
     SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted;
-    IF EXISTS (SELECT FROM penstock.lock WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted)) THEN
+    IF EXISTS (SELECT FROM penstock.lock
+                WHERE queue_id = queue AND lock_key = penstock.record_key(e.lock_key, wanted)) THEN
         PERFORM FROM penstock.lock
-          WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted) FOR KEY SHARE SKIP LOCKED;
+          WHERE queue_id = queue AND lock_key = penstock.record_key(e.lock_key, wanted) FOR KEY SHARE SKIP LOCKED;
         locked := FOUND;
         free := FOUND;
     ELSIF e.lock_key IS NOT NULL THEN
@@ -198,7 +199,7 @@ BEGIN
             AND r.pos = coalesce(e.pos, wanted) AND r.entry_id = wanted
             FOR UPDATE SKIP LOCKED;
         free := FOUND OR (SELECT NOT penstock.in_line(e) AND NOT EXISTS (
-            SELECT FROM penstock.lock WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted)));
+            SELECT FROM penstock.lock WHERE queue_id = queue AND lock_key = penstock.record_key(e.lock_key, wanted)));
     END IF;
     IF NOT free THEN
         RAISE SQLSTATE 'PS900';

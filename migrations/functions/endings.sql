@@ -54,7 +54,8 @@ CREATE OR REPLACE FUNCTION penstock.runs(e penstock.entry) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT e.status = 'pending' AND EXISTS (
         SELECT FROM penstock.lock l
-         WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND l.last_entry_id >= e.id)
+         WHERE l.queue_id = e.queue_id AND l.lock_key = penstock.record_key(e.lock_key, e.id)
+           AND l.last_entry_id >= e.id)
 $$;
 
 -- entry_state returns the state of an entry that has not ended: disabled, initial, computing or pending. Disabled goes
@@ -363,7 +364,7 @@ BEGIN
     END IF;
     PERFORM penstock.notify('cancel ' || l.node_id)
        FROM penstock.lock l
-      WHERE l.queue_id = queue AND l.lock_key = coalesce(key, '#' || wanted) AND l.last_entry_id >= wanted;
+      WHERE l.queue_id = queue AND l.lock_key = penstock.record_key(key, wanted) AND l.last_entry_id >= wanted;
     RETURN 'requested';
 END $$;
 
@@ -433,7 +434,7 @@ BEGIN
            SELECT r.ctid FROM penstock.cancel_request r
             WHERE r.queue_id = queue AND r.delivered_at IS NOT NULL
               AND EXISTS (SELECT FROM penstock.lock l
-                           WHERE l.queue_id = queue AND l.lock_key = coalesce(r.lock_key, '#' || r.entry_id)
+                           WHERE l.queue_id = queue AND l.lock_key = penstock.record_key(r.lock_key, r.entry_id)
                              AND r.entry_id <= l.last_entry_id AND l.claimed_at > r.delivered_at)
             LIMIT most FOR UPDATE SKIP LOCKED));
     FOR c IN SELECT r.entry_id, r.reason FROM penstock.cancel_request r

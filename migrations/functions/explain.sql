@@ -179,7 +179,7 @@ LANGUAGE sql STABLE AS $$
            SELECT x.id FROM penstock.entry x
             WHERE x.queue_id = e.queue_id AND x.lock_key = e.lock_key AND penstock.claimable(x.status, x.priority)
             ORDER BY x.id LIMIT 1) h ON true
-     WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND e.status = 'pending'
+     WHERE l.queue_id = e.queue_id AND l.lock_key = penstock.record_key(e.lock_key, e.id) AND e.status = 'pending'
     UNION ALL
     SELECT penstock.because('key_pushed',
                format('%s keeps %s from being claimed until it ends, since it pushed a duplicate under a unique key',

@@ -384,7 +384,8 @@ BEGIN
     RETURN EXISTS (SELECT FROM penstock.entry e
                     WHERE e.queue_id = queue AND e.id = entry AND e.status = 'pending'
                       AND NOT EXISTS (SELECT FROM penstock.lock l
-                                       WHERE l.queue_id = queue AND l.lock_key = coalesce(e.lock_key, '#' || e.id)));
+                                       WHERE l.queue_id = queue
+                                         AND l.lock_key = penstock.record_key(e.lock_key, e.id)));
 END $$;
 
 -- Slots --------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ LANGUAGE sql STABLE AS $$
       FROM penstock.entry e
      WHERE penstock.claimable(e.status, e.priority)
        AND NOT EXISTS (SELECT FROM penstock.lock l
-                        WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id))
+                        WHERE l.queue_id = e.queue_id AND l.lock_key = penstock.record_key(e.lock_key, e.id))
        AND NOT EXISTS (SELECT FROM penstock.blocked_key b WHERE b.queue_id = e.queue_id AND b.lock_key = e.lock_key)
        AND NOT CASE WHEN e.lock_key IS NOT NULL
                     THEN EXISTS (SELECT FROM penstock.ready r WHERE r.queue_id = e.queue_id AND r.lock_key = e.lock_key)

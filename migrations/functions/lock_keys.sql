@@ -1,5 +1,5 @@
 -- Which lock key and which flow an entry gets that is pushed: by the queue's grouping, by unique key, by name, by
--- shard.
+-- shard; and the key of its lock record.
 
 -- lock_key_of reads the lock key of a payload by the queue's grouping: a field, a path with dots,
 -- or a jsonpath.
@@ -20,6 +20,14 @@ RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT coalesce(lock_key, CASE WHEN path IS NOT NULL THEN penstock.lock_key_of(payload, path) END,
                     CASE WHEN unique_policy = 'one_running_one_queued' THEN 'unique:' || unique_key END)
 $$;
+
+-- record_key returns the key of the lock record of an entry: its lock key, or '#' and its id for a solo entry.
+-- It is inlined, which needs id::text: || of a text and a number is only stable.
+-- Callers: lock_to_switch, runs, cancel_one, settle_cancel_requests, entry_waits, fail_without_instance, queue_heads,
+-- position_reasons, finish_batch_part, check_invariants, entry_status; pkg/invalidation, pkg/inference,
+-- pkg/gateway/prediction.
+CREATE OR REPLACE FUNCTION penstock.record_key(lock_key text, id bigint) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT coalesce(lock_key, '#' || id::text) $$;
 
 -- shard_name returns the flow of the entries of a shard, which are counted from 0.
 -- Callers: shard_flow, feed_batch.

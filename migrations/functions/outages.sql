@@ -53,7 +53,8 @@ BEGIN
     FOR waits IN SELECT r.entry_id, r.lock_key FROM penstock.ready r
                   WHERE r.queue_id = queue
                     AND NOT EXISTS (SELECT FROM penstock.lock l
-                                     WHERE l.queue_id = queue AND l.lock_key = coalesce(r.lock_key, '#' || r.entry_id))
+                                     WHERE l.queue_id = queue
+                                       AND l.lock_key = penstock.record_key(r.lock_key, r.entry_id))
                   ORDER BY r.queue_id, r.priority, r.flow, r.pos LIMIT most
     LOOP
         FOR wanted IN SELECT waits.entry_id WHERE waits.entry_id IS NOT NULL

@@ -174,7 +174,7 @@ BEGIN
                 WHERE r.queue_id = q.id AND r.priority = few.priority AND r.flow = few.flow ORDER BY r.pos LIMIT 20) f
             WHERE penstock.ready_now(f.not_before)
               AND NOT EXISTS (SELECT FROM penstock.lock l
-                               WHERE l.queue_id = q.id AND l.lock_key = coalesce(f.lock_key, '#' || f.entry_id))
+                               WHERE l.queue_id = q.id AND l.lock_key = penstock.record_key(f.lock_key, f.entry_id))
             ORDER BY f.pos LIMIT 1) first;
     IF ids IS NULL THEN
         RETURN;

@@ -9,7 +9,7 @@ SELECT e.id, q.name AS queue,
        l.token, l.node_id, l.claimed_at, coalesce(e.weight, 1::smallint) AS weight, e.queue_id
   FROM penstock.entry e
   JOIN penstock.queue q ON q.id = e.queue_id
-  LEFT JOIN penstock.lock l ON l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id)
+  LEFT JOIN penstock.lock l ON l.queue_id = e.queue_id AND l.lock_key = penstock.record_key(e.lock_key, e.id)
                            AND l.last_entry_id >= e.id AND e.status = 'pending';
 
 -- node_status shows each process with its state (live, draining, dead), locks and queues.

@@ -93,7 +93,7 @@ SELECT f.queue_id, f.ended IS NOT NULL, coalesce(l.token, 0), coalesce(r.token, 
   FROM penstock.find_entry($1) f
   LEFT JOIN LATERAL (SELECT lock_key FROM penstock.entry WHERE queue_id = f.queue_id AND id = $1 OFFSET 0) e ON true
   LEFT JOIN LATERAL (SELECT token FROM penstock.lock
-                      WHERE queue_id = f.queue_id AND lock_key = coalesce(e.lock_key, '#' || $1) OFFSET 0) l ON true
+                      WHERE queue_id = f.queue_id AND lock_key = penstock.record_key(e.lock_key, $1) OFFSET 0) l ON true
   LEFT JOIN LATERAL (SELECT token, remote_id, instance_id FROM penstock.remote_run
                       WHERE queue_id = f.queue_id AND entry_id = $1 OFFSET 0) r ON true
   LEFT JOIN LATERAL (SELECT model FROM penstock.instance WHERE id = r.instance_id OFFSET 0) i ON true

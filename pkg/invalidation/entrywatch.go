@@ -210,7 +210,8 @@ SELECT w.id, penstock.entry_state(e.status, e.priority, l.covers),
  CROSS JOIN LATERAL (SELECT status, priority, lock_key FROM penstock.entry
                       WHERE queue_id = w.queue_id AND id = w.id OFFSET 0) e
   LEFT JOIN LATERAL (SELECT last_entry_id >= w.id AS covers FROM penstock.lock
-                      WHERE queue_id = w.queue_id AND lock_key = coalesce(e.lock_key, '#' || w.id) OFFSET 0) l ON true
+                      WHERE queue_id = w.queue_id
+                        AND lock_key = penstock.record_key(e.lock_key, w.id) OFFSET 0) l ON true
   LEFT JOIN LATERAL (SELECT done, message, updated_at FROM penstock.progress
                       WHERE queue_id = w.queue_id AND entry_id = w.id OFFSET 0) p ON true`
 

@@ -93,7 +93,7 @@ WITH beat AS (
            c.delivered_at IS NULL AND l.token IN (SELECT unnest($2::bigint[])) AS arrives
       FROM penstock.cancel_request c
      CROSS JOIN LATERAL (SELECT l.token FROM penstock.lock l
-                          WHERE l.queue_id = c.queue_id AND l.lock_key = coalesce(c.lock_key, '#' || c.entry_id)
+                          WHERE l.queue_id = c.queue_id AND l.lock_key = penstock.record_key(c.lock_key, c.entry_id)
                             AND l.node_id = $1 AND c.entry_id <= l.last_entry_id
                          OFFSET 0) l
      WHERE c.delivered_at IS NULL OR $6::boolean OR (SELECT again FROM beat)

@@ -13,7 +13,7 @@ import (
 // and inserts a ready row. It skips locked rows.
 const sweepSQL = `
 WITH head AS MATERIALIZED (
-    SELECT ctid AS row, coalesce(lock_key, '#' || entry_id) AS lock_key, entry_id
+    SELECT ctid AS row, penstock.record_key(lock_key, entry_id) AS lock_key, entry_id
       FROM penstock.ready
      WHERE queue_id = $1 AND priority = $2 AND flow = $3 AND pos BETWEEN $4::bigint AND $5::bigint
 ), held AS MATERIALIZED (

@@ -61,7 +61,7 @@ SELECT p.id, p.owner, p.entry_id, p.queue_id, p.model, p.version, p.input, p.str
        SELECT CASE WHEN l.token IS NULL THEN 'waiting' ELSE 'running' END, '', '', NULL, l.claimed_at, NULL, NULL
          FROM penstock.entry e
          LEFT JOIN penstock.lock l
-           ON l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND l.last_entry_id >= e.id
+           ON l.queue_id = e.queue_id AND l.lock_key = penstock.record_key(e.lock_key, e.id) AND l.last_entry_id >= e.id
         WHERE e.queue_id = p.queue_id AND e.id = p.entry_id
        LIMIT 1) s`
 
