@@ -67,22 +67,17 @@ func (l *Leases) align(pool *sharedPool, ours map[slot.Held]bool, before []slot.
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		leaser := l.leaser(pool.model)
-		var lost, came []slot.Held
+		var lost, ofPool []slot.Held
 		for _, s := range before {
 			if !ours[s] {
 				lost = append(lost, s)
 			}
 		}
 		for _, i := range p.fleet.instances {
-			for _, s := range leaser.leaving.Without(byInstance[i.id]) {
-				if i.slots.Find(s) == nil {
-					came = append(came, s)
-				}
-			}
+			ofPool = append(ofPool, leaser.leaving.Without(byInstance[i.id])...)
 		}
 		p.Lose(now, lost)
-		p.Grant(now, came)
-		fresh = len(came)
+		fresh = p.Grant(now, ofPool)
 		if fresh > 0 {
 			leaser.received = true
 		}

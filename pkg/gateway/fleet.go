@@ -157,11 +157,11 @@ func (f *fleet) slots() (all []slot.Held) {
 	return all
 }
 
-// add puts a leased slot into the fleet, idle, if its instance is known here.
-func (f *fleet) add(s slot.Held) {
-	if i := f.find(s.Instance); i != nil {
-		i.slots.Add(s)
-	}
+// add takes a slot in, idle. It is false, and nothing changes, if the instance is not known here or has the number under
+// that token or a later one.
+func (f *fleet) add(s slot.Held) bool {
+	i := f.find(s.Instance)
+	return i != nil && i.slots.Add(s) != nil
 }
 
 // drop takes a slot out of the fleet: it was lost, given back or is in doubt. A call on it goes on, and

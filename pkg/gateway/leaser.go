@@ -188,7 +188,6 @@ func (l *leaser) lease(ctx context.Context, pool *sharedPool, want int, limits s
 	})
 	leases.mu.Lock()
 	leases.figures.Leases++
-	leases.figures.Granted += int64(len(got.Slots))
 	leases.mu.Unlock()
 	if !answered {
 		leases.compareAgain() // the answer may have been lost
@@ -199,7 +198,7 @@ func (l *leaser) lease(ctx context.Context, pool *sharedPool, want int, limits s
 		pool.do(func(now time.Time, p *Pool) {
 			leases.mu.Lock()
 			defer leases.mu.Unlock()
-			p.Grant(now, l.leaving.Without(got.Slots))
+			leases.figures.Granted += int64(p.Grant(now, l.leaving.Without(got.Slots)))
 		})
 	}
 	return len(got.Slots)

@@ -136,6 +136,20 @@ func TestAlignGrantsNoSlotThatIsGivenBack(t *testing.T) {
 	}
 }
 
+// An answer that was long on its way lists a slot whose number came in again meanwhile, under a later token: it was not
+// granted now.
+func TestAlignCountsNoSlotThatIsNotTakenIn(t *testing.T) {
+	t.Parallel()
+	p := startTestbed(t, nil, nil)
+	l := NewLeases(LeasesConfig{}, p.gateway, nil, nil)
+	early, late := slot.Held{Instance: 1, Number: 0, Token: 8}, slot.Held{Instance: 1, Number: 0, Token: 9}
+	l.align(l.pool("m"), map[slot.Held]bool{late: true}, nil, map[int32][]slot.Held{1: {late}})
+	l.align(l.pool("m"), map[slot.Held]bool{early: true}, nil, map[int32][]slot.Held{1: {early}})
+	if n := l.Figures().Granted; n != 1 {
+		t.Errorf("%d slots were granted, want the one that was taken in", n)
+	}
+}
+
 // deafBank is a database with four slots of the gateway, under the tokens 1 to 4. The first give-backs have no answer, and
 // are not carried out before they are sent again.
 type deafBank struct {

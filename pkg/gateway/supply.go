@@ -37,12 +37,16 @@ func (p *Pool) SetInstances(now time.Time, list []InstanceState) {
 	p.dispatch(now)
 }
 
-// Grant adds slots that were leased or handed over. Those of instances that are not known here are left out.
-func (p *Pool) Grant(now time.Time, slots []slot.Held) {
+// Grant takes in slots that were leased or handed over, and returns how many. It leaves out those that it has, and those
+// of instances that are not known here.
+func (p *Pool) Grant(now time.Time, slots []slot.Held) (taken int) {
 	for _, s := range slots {
-		p.fleet.add(s)
+		if p.fleet.add(s) {
+			taken++
+		}
 	}
 	p.dispatch(now)
+	return taken
 }
 
 // Lose drops slots that are not this gateway's any more. Calls on them go on.
