@@ -53,7 +53,7 @@ type poolCard struct {
 	Waiting       int64
 	Refusals      []refusal
 	Members       []poolMember
-	Instances     []classInstance
+	Instances     []holderInstance
 	Settings      []fact
 }
 
@@ -71,8 +71,8 @@ type poolMember struct {
 	Waits int64
 }
 
-// classInstance is an instance with its slots by the class of their holders.
-type classInstance struct {
+// holderInstance is an instance with its slots by the kind of their holders.
+type holderInstance struct {
 	operator.Instance
 	Grid, Data             template.HTML
 	Online, Durable, Doubt int
@@ -226,11 +226,11 @@ func (d *Dashboard) gateways(ctx context.Context, _ query) (any, error) {
 		return nil, err
 	}
 	v := gatewaysView{
-		Legend: picture.ClassLegend(), Flows: flows, MoreFlows: len(flows) >= flowCriticalitiesMax,
+		Legend: picture.HolderLegend(), Flows: flows, MoreFlows: len(flows) >= flowCriticalitiesMax,
 		Capped: len(pools) >= modelsMax || len(instances) >= instancesMax || len(slots) >= heldSlotsMax,
 	}
 	members := v.readGateways(nodes)
-	rows := d.classInstances(instances, slots, nodes)
+	rows := d.holderInstances(instances, slots, nodes)
 	for _, p := range pools {
 		card := poolCardOf(p, members[p.Model])
 		card.Instances = rows[p.Model]
@@ -323,19 +323,19 @@ func poolCardOf(p operator.PoolShare, members []poolMember) poolCard {
 	return card
 }
 
-// classInstances draws the slots of each instance by the class of their holders, by model.
-func (d *Dashboard) classInstances(
+// holderInstances draws the slots of each instance by the kind of their holders, by model.
+func (d *Dashboard) holderInstances(
 	instances []operator.Instance, slots []operator.Slot, nodes []operator.Node,
-) map[string][]classInstance {
+) map[string][]holderInstance {
 	gateways := map[operator.NodeID]bool{}
 	for _, n := range nodes {
 		gateways[n.ID] = n.Kind == "gateway"
 	}
 	held := slotsByInstance(slots)
-	rows := map[string][]classInstance{}
+	rows := map[string][]holderInstance{}
 	for _, i := range instances {
-		row := classInstance{Instance: i}
-		grid := picture.SlotGrid{Title: "Slots by class of " + i.Model + " " + i.Server}
+		row := holderInstance{Instance: i}
+		grid := picture.SlotGrid{Title: "Slots by holder of " + i.Model + " " + i.Server}
 		leased := held[instanceName{i.Model, i.Server}]
 		grid.Slots = d.slotCells(i, leased)
 		for number, s := range leased {

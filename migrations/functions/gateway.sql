@@ -1,9 +1,9 @@
--- The online gateway: slots by class, hand-over, preemption, and the book of fairness. Rules and their reasons:
+-- The online gateway: slots by kind of node, hand-over, preemption, and the book of fairness. Rules and their reasons:
 -- pkg/gateway/doc.go. Functions that the statements about slots call are in PL/pgSQL where they would not be inlined: a
 -- session plans their queries once, those of SQL functions in each statement.
 
 -- node_online returns whether a node is a gateway.
--- Callers: class_room, slot_share, equal_share, hungry_shares, class_slots, lease_room, lease_slots_within,
+-- Callers: kind_room, slot_share, equal_share, hungry_shares, kind_share, lease_room, lease_slots_within,
 -- hand_over_slots.
 CREATE OR REPLACE FUNCTION penstock.node_online(node bigint) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
@@ -31,7 +31,7 @@ $$;
 -- online calls and for durable entries alone: the shares of the model's policy, 20 and 10 percent
 -- without one, rounded down. While no gateway lives, nothing is kept for either. A share that is not valid, of a policy
 -- that was set before set_gateway_policy refused it, is taken as absent: gateways do the same.
--- Callers: class_room, equal_share, class_slots.
+-- Callers: kind_room, equal_share, kind_share.
 CREATE OR REPLACE FUNCTION penstock.slot_reserves(wanted text, OUT total integer, OUT reserved integer,
                                                   OUT batch_reserved integer)
 LANGUAGE plpgsql STABLE AS $$
@@ -60,10 +60,10 @@ LANGUAGE sql IMMUTABLE AS $$
                 ELSE standard END
 $$;
 
--- slots_of_class counts the slots of a model that live or dead nodes of one class hold, those in
+-- held_by_kind counts the slots of a model that live or dead nodes of one kind (gateways, or task nodes) hold, those in
 -- doubt left out.
--- Callers: class_room, class_slots, preempt_durable.
-CREATE OR REPLACE FUNCTION penstock.slots_of_class(wanted text, online boolean) RETURNS integer
+-- Callers: kind_room, kind_share, preempt_durable.
+CREATE OR REPLACE FUNCTION penstock.held_by_kind(wanted text, online boolean) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT count(*)
@@ -73,30 +73,30 @@ BEGIN
              WHERE i.model = wanted AND s.doubt_at IS NULL AND coalesce(n.kind = 'gateway', false) = online);
 END $$;
 
--- class_room returns how many more slots of a model a node's class may hold: all but those that are
--- kept for the other class.
+-- kind_room returns how many more slots of a model a node's kind may hold: all but those that are
+-- kept for the other kind.
 -- Callers: lease_room, hand_over_slots.
-CREATE OR REPLACE FUNCTION penstock.class_room(wanted text, node bigint) RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.kind_room(wanted text, node bigint) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     online boolean := penstock.node_online(node);
 BEGIN
     RETURN (SELECT greatest(0, r.total - CASE WHEN online THEN r.batch_reserved ELSE r.reserved END
-                               - penstock.slots_of_class(wanted, online))
+                               - penstock.held_by_kind(wanted, online))
               FROM penstock.slot_reserves(wanted) r);
 END $$;
 
--- class_slots returns how many slots of a model the nodes of one class may hold together while nodes
--- go without. If the other class goes without, that class gets what is kept for it and half of what is
+-- kind_share returns how many slots of a model the nodes of one kind may hold together while nodes
+-- go without. If the other kind goes without, that kind gets what is kept for it and half of what is
 -- kept for neither; otherwise it keeps what it holds.
 -- Callers: equal_share, preempt_durable.
-CREATE OR REPLACE FUNCTION penstock.class_slots(wanted text, online boolean) RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.kind_share(wanted text, online boolean) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT CASE WHEN EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h WHERE penstock.node_online(h.node_id) <> online)
                         THEN r.total - CASE WHEN online THEN r.batch_reserved ELSE r.reserved END
                                      - (r.total - r.reserved - r.batch_reserved) / 2
-                        ELSE greatest(0, r.total - penstock.slots_of_class(wanted, NOT online)) END
+                        ELSE greatest(0, r.total - penstock.held_by_kind(wanted, NOT online)) END
               FROM penstock.slot_reserves(wanted) r);
 END $$;
 
@@ -105,7 +105,7 @@ END $$;
 -- rest. It frees the slots that no gateway gets, and those of instances that may not be leased from, with a number
 -- beyond the instance's slots, or beyond what the device group has, and, from a task node, those beyond what online
 -- calls may hold. It returns how many were handed over, and tells the gateways by NOTIFY.
--- Locks: the advisory lock of the model's leases, so that the class's room is exact; the rows of the slots,
+-- Locks: the advisory lock of the model's leases, so that kind_room is exact; the rows of the slots,
 -- then the rows of slot_demand of the gateways.
 -- Callers: pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.hand_over_slots(wanted text, holder bigint, instances integer[], numbers integer[],
@@ -137,7 +137,7 @@ BEGIN
         LOOP
             EXIT WHEN moved >= room;
             IF moved = 0 AND NOT penstock.node_online(holder) THEN
-                room := least(room, penstock.class_room(wanted, g.node_id));
+                room := least(room, penstock.kind_room(wanted, g.node_id));
             END IF;
             WITH given AS (
                 SELECT k.instance_id, k.number, k.token
@@ -300,7 +300,7 @@ BEGIN
        AND (usual IS NULL OR clock_timestamp() - l.claimed_at < 0.8 * usual)
      ORDER BY l.claimed_at DESC, l.token DESC
      LIMIT greatest(0, least(want - pending, ceil(running / 4.0)::integer - recent,
-                             penstock.slots_of_class(wanted, false) - penstock.class_slots(wanted, false) - pending))
+                             penstock.held_by_kind(wanted, false) - penstock.kind_share(wanted, false) - pending))
     ON CONFLICT (queue_id, entry_id) DO UPDATE
        SET token = excluded.token, node_id = excluded.node_id, gateway_id = excluded.gateway_id, times = p.times + 1,
            ordered_at = clock_timestamp(), taken_at = NULL;

@@ -415,7 +415,7 @@ $$;
 -- hungry_nodes lists the live nodes that within the last 3 seconds got fewer slots of a model than
 -- they requested, and still miss some, with the number of slots that they hold. A demand of a time in the
 -- future is from before the clock was set back: it counts when it is repeated.
--- Callers: slot_share, equal_share, hungry_shares, class_slots, lease_room, slot_contention, hand_over_slots.
+-- Callers: slot_share, equal_share, hungry_shares, kind_share, lease_room, slot_contention, hand_over_slots.
 CREATE OR REPLACE FUNCTION penstock.hungry_nodes(
     wanted text
 ) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
@@ -497,10 +497,10 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- slot_share returns how many slots of a model a node may hold while others have to go without: of
--- the slots of its class (gateways, or task nodes; see class_slots) an equal part for each party of
--- that class, which is a node with a model, of those models that share devices, that holds some or
+-- the slots of its kind of node (gateways, or task nodes; see kind_share) an equal part for each party of
+-- that kind, which is a node with a model, of those models that share devices, that holds some or
 -- wants some. Where there are fewer slots than parties they take turns of 5 s: one whose turn is over
--- may hold none. A single slot goes to and fro between the classes in the same way. Null: nobody goes
+-- may hold none. A single slot goes to and fro between the kinds in the same way. Null: nobody goes
 -- without.
 -- Callers: lease_room, slot_contention; pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.slot_share(wanted text, node bigint) RETURNS integer
@@ -516,7 +516,7 @@ BEGIN
                       WHERE i.model = wanted AND s.node_id = node AND s.doubt_at IS NULL));
 END $$;
 
--- equal_share returns the share of each party of a class in the slots of a model (see slot_share), of which `node` is
+-- equal_share returns the share of each party of a kind in the slots of a model (see slot_share), of which `node` is
 -- one, if it is given. Null: they take turns, or there is none: the demand of the last one has lapsed meanwhile.
 -- Callers: slot_share, hungry_shares; pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.equal_share(wanted text, online boolean, node bigint) RETURNS integer
@@ -524,7 +524,7 @@ LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT CASE WHEN slots >= parties AND NOT single
                         THEN ceil(slots::numeric / nullif(parties, 0))::integer END
-              FROM (SELECT penstock.class_slots(wanted, online) AS slots,
+              FROM (SELECT penstock.kind_share(wanted, online) AS slots,
                            (SELECT r.total = 1 FROM penstock.slot_reserves(wanted) r)
                            AND EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h
                                         WHERE penstock.node_online(h.node_id) <> online) AS single) a,
@@ -540,8 +540,8 @@ BEGIN
                      WHERE penstock.node_online(everybody.node_id) = online) b);
 END $$;
 
--- hungry_shares lists the hungry nodes of a model with their shares, which it computes once for each class. Where the
--- nodes of a class take turns it is 1, also of a node that holds a slot for longer than its turn: none of those that
+-- hungry_shares lists the hungry nodes of a model with their shares, which it computes once for each kind. Where the
+-- nodes of a kind take turns it is 1, also of a node that holds a slot for longer than its turn: none of those that
 -- hold one lacks any. Null: no other node goes without.
 -- Callers: hand_over_slots; pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.hungry_shares(
@@ -555,13 +555,13 @@ BEGIN
                (SELECT d.missing FROM penstock.slot_demand d
                  WHERE d.model = wanted AND d.node_id = h.node_id) AS missing
           FROM penstock.hungry_nodes(wanted) h
-    ), class AS MATERIALIZED (
+    ), kinds AS MATERIALIZED (
         SELECT c.online, coalesce(penstock.equal_share(wanted, c.online, NULL), 1) AS share
           FROM (SELECT DISTINCT x.online FROM hungry x) c
     )
-    SELECT h.node_id, h.online, h.since, h.missing, h.held, CASE WHEN parties.hungry > 1 THEN class.share END
+    SELECT h.node_id, h.online, h.since, h.missing, h.held, CASE WHEN parties.hungry > 1 THEN kinds.share END
       FROM hungry h
-      JOIN class ON class.online = h.online
+      JOIN kinds ON kinds.online = h.online
      CROSS JOIN (SELECT count(*) AS hungry
                    FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model)) parties;
 END $$;
@@ -576,14 +576,14 @@ LANGUAGE sql AS $$
         THEN floor(extract(epoch FROM beat_at + lease - clock_timestamp()) * 1000)::bigint ELSE 0 END
 $$;
 
--- lease_room returns how many of `want` slots of a model a node may lease: no more than its class has room for, none
+-- lease_room returns how many of `want` slots of a model a node may lease: no more than its kind has room for, none
 -- where no usable instance has a free one, and, while others go without, no more than its share. It leaves one for each
--- node of its class whose turn is before.
+-- node of its kind whose turn is before.
 -- Callers: lease_slots_within.
 CREATE OR REPLACE FUNCTION penstock.lease_room(wanted text, node bigint, want integer) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    room   integer := least(want, penstock.class_room(wanted, node));
+    room   integer := least(want, penstock.kind_room(wanted, node));
     online boolean := penstock.node_online(node);
     share  integer;
     mine   bigint;
@@ -621,13 +621,13 @@ END $$;
 -- lapsed: the node may use its slots for valid_ms from when it requested them. A node that gets
 -- none is recorded in slot_demand; if it is a gateway, the holders of idle slots are told by NOTIFY. A task node that
 -- drains gets none; a gateway does, for requests that it had accepted before.
--- The slots that are kept for the other class (class_room) are not touched.
+-- The slots that are kept for the other kind (kind_room) are not touched.
 -- It takes no lock where there is nothing for the node (lease_room): while a model is full its leases do not follow one
 -- another. A task node does not wait for the lease of another node either, as it does not for an instance without a
 -- gateway: it gets nothing and records no demand, for it may get a slot when it asks again, but a demand that it has
 -- keeps its turn.
 -- Locks: for a gateway, and while one lives, the advisory lock of the model's leases (task nodes: try), so that the
--- class's room is exact, and a gateway that leaves meanwhile gets nothing; then instances one by one, least held first,
+-- kind_room is exact, and a gateway that leaves meanwhile gets nothing; then instances one by one, least held first,
 -- for one of a device group also the first of the group (FOR NO KEY UPDATE SKIP LOCKED), then new rows of slot, then
 -- the row of slot_demand of the node. Without a gateway it waits for no other lease: an instance that another session
 -- leases from is skipped.

@@ -79,8 +79,8 @@ func TestATaskNodeDoesNotWaitForAnotherLease(t *testing.T) {
 	}
 }
 
-// Shares that are computed once for each class are those of the nodes, as far as these lack something of them.
-func TestSharesOfClassesAreThoseOfNodes(t *testing.T) {
+// Shares that are computed once for each kind of node are those of the nodes, as far as these lack something of them.
+func TestSharesOfKindsAreThoseOfNodes(t *testing.T) {
 	t.Parallel()
 	r := newRack(t)
 	r.lastingDemands()
@@ -126,7 +126,7 @@ SELECT count(*) FILTER (WHERE greatest(h.share - h.held, CASE WHEN h.share > 0 T
   FROM penstock.hungry_shares('m') h
  CROSS JOIN LATERAL (SELECT penstock.slot_share('m', h.node_id) AS share) o`).Scan(&differ, &lack))
 		if differ > 0 {
-			t.Errorf("seed %d: %d nodes have another share than their class", seed, differ)
+			t.Errorf("seed %d: %d nodes have another share than their kind", seed, differ)
 		}
 		lacking += lack
 		r.must(tx.Rollback(t.Context()))

@@ -66,8 +66,8 @@ var slotKeys = []struct {
 	{SlotDurable, key{"pic-c-busy", "run", "durable: held by a task node"}},
 }
 
-// classless are the states of slotKeys that do not tell the class of the holder.
-const classless = 6
+// holderless are the states of slotKeys that do not tell the kind of the holder.
+const holderless = 6
 
 // SlotGrid is the state of each slot of an instance.
 type SlotGrid struct {
@@ -115,16 +115,16 @@ func slotKey(state SlotState) key {
 // SlotLegend lists the glyphs of a slot grid.
 func SlotLegend() template.HTML {
 	var c canvas
-	keys := make([]key, 0, classless)
-	for _, k := range slotKeys[:classless] {
+	keys := make([]key, 0, holderless)
+	for _, k := range slotKeys[:holderless] {
 		keys = append(keys, k.key)
 	}
 	c.legend(keys)
 	return c.html()
 }
 
-// ClassLegend lists the glyphs of a slot grid that tells online from durable calls.
-func ClassLegend() template.HTML {
+// HolderLegend lists the glyphs of a slot grid that tells online from durable calls.
+func HolderLegend() template.HTML {
 	var c canvas
 	var keys []key
 	for _, k := range slotKeys {
@@ -160,7 +160,7 @@ func (g SlotGrid) Table() Table {
 	t := Table{Caption: label(g.Title, 80), Head: []string{"State", "Slots"}}
 	counts := g.counts()
 	for i, k := range slotKeys {
-		if i < classless || counts[k.state] > 0 {
+		if i < holderless || counts[k.state] > 0 {
 			t.Rows = append(t.Rows, []string{string(k.state), format.Count(counts[k.state])})
 		}
 	}
