@@ -184,7 +184,7 @@ BEGIN
             queue_wide := queue_wide OR NOT l.per_flow AND l.held < l.units;
             entries := least(entries, floor(greatest(0, l.held) / l.units));
             IF l.held < l.units THEN
-                wait := greatest(wait, (l.units - l.held) / l.rate);
+                wait := greatest(wait, penstock.bucket_wait(l.held, l.units, l.rate, l.burst));
             END IF;
         END IF;
     END LOOP;
@@ -328,6 +328,17 @@ LANGUAGE sql AS $$
     SELECT least($4, $1 + $3 * coalesce(nullif(greatest(extract(epoch FROM $5 - $2), -0.000001), -0.000001), 'Infinity')::double precision)
 $$;
 
+-- bucket_wait returns how long (s) a claim waits for a token bucket that holds less than it needs: until it holds that,
+-- and for 50 ms, so that a claim is worth its cost, but not until the bucket is more than half full: what flows into a
+-- full one is lost. Below 0: it holds more.
+-- Locks: none.
+-- Callers: lane_headroom, flow_headroom.
+CREATE OR REPLACE FUNCTION penstock.bucket_wait(held double precision, needs double precision, rate double precision,
+                                                burst double precision) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN $1 < $2 THEN greatest($2 - $1, least(0.05 * $3, 0.5 * $4 - $1)) ELSE $2 - $1 END / $3
+$$;
+
 -- bucket_units is the level of the token bucket of a limit now, for a flow or lock key. A missing
 -- bucket is a full one.
 -- Locks: none.
@@ -353,7 +364,7 @@ LANGUAGE plpgsql AS $$
 BEGIN
     SELECT array_agg(f.headroom ORDER BY f.ord), array_agg(f.wait ORDER BY f.ord) INTO headrooms, waits
       FROM (SELECT k.ord, least(min(floor(greatest(0, b.held) / g.units)), 2147483647)::integer AS headroom,
-            max((g.units - b.held) / g.rate) AS wait
+            max(penstock.bucket_wait(b.held, g.units, g.rate, g.burst)) AS wait
               FROM penstock.limit_use u
              CROSS JOIN LATERAL (SELECT x.id, x.rate::double precision AS rate, x.burst::double precision AS burst,
                                  u.units FROM penstock."limit" x

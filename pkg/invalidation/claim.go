@@ -47,8 +47,8 @@ type Claimed struct {
 	// counted, which the next claim does; or entries could not be read, and are failures now. Try another lane first.
 	TryLater bool
 	// Limited reports that the limits of the queue leave no headroom in the lane, or that the queue or the
-	// flow is throttled (see ThrottleQueue). Wait is how long a token bucket needs or the throttling lasts; 0
-	// if a lock must end first.
+	// flow is throttled (see ThrottleQueue). Wait is how long a token bucket needs (penstock.bucket_wait) or the
+	// throttling lasts; 0 if a lock must end first.
 	Limited bool
 	Wait    time.Duration
 	// QueueWide, of Limited: the limit is shared by all lanes of the queue, so that no other lane is worth a claim.

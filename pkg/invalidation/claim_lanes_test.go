@@ -285,6 +285,27 @@ func TestARefusalSaysWhetherItIsOfTheWholeQueue(t *testing.T) {
 	}
 }
 
+// A claim waits until it is worth its cost, but no bucket is full by then: what would flow into it is lost.
+func TestTheWaitForARateEndsBeforeItsBucketIsFull(t *testing.T) {
+	b := newBed(t, Config{})
+	for _, c := range []struct{ held, needs, rate, burst, wait float64 }{
+		{0, 1, 1000, 1000, 0.05},
+		{0, 1, 1000, 10, 0.005},
+		{2, 3, 1000, 10, 0.003},
+		{0, 1, 1000, 1, 0.001},
+		{-9, 1, 1000, 10, 0.014},
+		{0, 1, 10, 10, 0.1},
+		{3, 1, 10, 10, -0.2},
+	} {
+		var wait float64
+		row := b.pool.QueryRow(b.ctx, `SELECT round(penstock.bucket_wait($1, $2, $3, $4)::numeric, 6)`, c.held, c.needs, c.rate, c.burst)
+		b.must(row.Scan(&wait))
+		if wait != c.wait {
+			t.Errorf("%+v: waits for %v s", c, wait)
+		}
+	}
+}
+
 // covered counts the entries that a claim brought, by flow.
 func covered(claimed []Claimed) map[string]int {
 	n := map[string]int{}

@@ -62,7 +62,7 @@
 //	           a gate, or the queue's limit on this node        rests 200 ms, or until something came free
 //	failed     the claim ended in an error                      rests 200 ms
 //	contended  another claimer was in it                        rests 2 ms, doubled each time up to 64 ms
-//	limited    a limit of the queue left no headroom            rests 50 ms to 1 min, or until something came free
+//	limited    a limit of the queue left no headroom            rests 1 ms to 1 min, or until something came free
 //	left rows  it was scanned, but not to its end               may be leased at once
 //	rewound    to its end, but rows were left before it         rests 2 ms to 64 ms, and is scanned again from there
 //	delayed    to its end, but for rows that are delayed        rests until the first of them is due, 100 ms at most

@@ -1,6 +1,7 @@
 package tasknode
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/penstock/penstock/pkg/fairness"
@@ -77,7 +78,7 @@ func (t *laneTable) end(v *laneLease, e claimEnd, now time.Time, jitter func(tim
 		t.rest(v, now.Add(jitter(l.backOff())))
 	case c.Limited:
 		// A bucket fills at a known time; a lock of another node ends at an unknown one.
-		wait := jitter(max(50*time.Millisecond, min(c.Wait, time.Minute)))
+		wait := jitter(max(time.Millisecond, min(cmp.Or(c.Wait, 50*time.Millisecond), time.Minute)))
 		t.refuse(v, now.Add(wait))
 		if c.QueueWide { // the wait may be that of the flow alone
 			v.refuseQueue(now.Add(min(wait, time.Second)))

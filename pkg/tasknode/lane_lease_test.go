@@ -51,6 +51,9 @@ func TestTheEndOfALeaseDecidesWhenTheLaneIsTriedAgain(t *testing.T) {
 		{"limited by a slow rate", false, claimed(answer{Limited: true, Wait: time.Hour}), outcome{
 			rest: time.Minute, untilFreed: true,
 		}},
+		{"limited by a fast rate of a small burst", false, claimed(answer{Limited: true, Wait: 2 * time.Millisecond}), outcome{
+			rest: 2 * time.Millisecond, untilFreed: true,
+		}},
 		{"limited by a rate that all lanes share", false, claimed(answer{Limited: true, QueueWide: true, Wait: 10 * time.Second}), outcome{
 			rest: 10 * time.Second, queueRest: time.Second, untilFreed: true,
 		}},
