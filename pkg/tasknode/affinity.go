@@ -80,7 +80,7 @@ func (t *laneTable) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 	var lanes []*lane
 	for _, l := range t.awake {
 		key := l.key
-		refused := !l.claiming && l.refusedIn != 0 && l.resting(now, t.epoch)
+		refused := !l.claiming && l.refusedIn != epoch{} && l.resting(now, t.epoch)
 		if p, asks := asked[key.queue]; asks && !refused && t.queues[key.queue].open(key.lane.Flow, now, t.epoch) {
 			choices = append(choices, choice{
 				key.queue, key.lane.Priority, slices.Contains(p.flows, key.lane.Flow),

@@ -62,7 +62,8 @@
 //	           a gate, or the queue's limit on this node        rests 200 ms, or until something came free
 //	failed     the claim ended in an error                      rests 200 ms
 //	contended  another claimer was in it                        rests 2 ms, doubled each time up to 64 ms
-//	limited    a limit of the queue left no headroom            rests 1 ms to 1 min, or until something came free
+//	limited    locks left no headroom under a limit             rests 50 ms, or until something came free
+//	           a rate, or it is throttled                       rests for so long, 1 ms to 1 min
 //	left rows  it was scanned, but not to its end               may be leased at once
 //	rewound    to its end, but rows were left before it         rests 2 ms to 64 ms, and is scanned again from there
 //	delayed    to its end, but for rows that are delayed        rests until the first of them is due, 100 ms at most
@@ -92,7 +93,8 @@
 //	permit  the right to hold one lock on this node; taken before the claim
 //	gate    a further condition on taking entries of a queue: the governor, the slots of a model (Config.Gates)
 //	urgent  the first lock of a lane of which the node holds no other
-//	epoch   ends when something comes free that a claim may need; a lane refused in an earlier one is tried again
+//	epoch   ends when something comes free that a claim may need, or limits change; a lane refused in an earlier one
+//	        is tried again, but one that waits for a rate only where limits changed or token buckets have units back
 //	busy    of an ending: another transaction has locked a row that it changes; its lock is deferred
 //
 // # What ends a run early

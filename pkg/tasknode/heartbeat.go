@@ -135,6 +135,6 @@ func (n *Node) obey(ctx context.Context, o invalidation.Orders) {
 			return
 		}
 		n.registry = o.RegistryVersion
-		n.TryAgain() // a lane that waits for a rate or a throttle may have to wait no longer
+		n.tryLimited() // a lane that waits for a rate or a throttle may have to wait no longer
 	}
 }

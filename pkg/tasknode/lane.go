@@ -23,7 +23,7 @@ type lane struct {
 	contentions     int   // how often in a row another claimer was in it, or had a row of it
 	behind          int64 // position from which on rows were left that could not be swept either; 0: none
 	retryAt         time.Time
-	refusedIn       epoch         // in which it was refused or limited; 0: it was not, or has been tried again
+	refusedIn       epoch         // in which it was refused or limited; zero: it was not, or has been tried again
 	headAt          time.Time     // when it was last scanned from its beginning
 	headCost        time.Duration // how long that took
 	passed          time.Time     // since when others are preferred to it; zero: they are not
@@ -54,12 +54,12 @@ func (l *lane) moved(head int64) {
 
 // resting says that the lane is not to be tried yet.
 func (l *lane) resting(now time.Time, present epoch) bool {
-	return now.Before(l.retryAt) && (l.refusedIn == 0 || l.refusedIn == present)
+	return now.Before(l.retryAt) && (l.refusedIn == epoch{} || !l.refusedIn.over(present))
 }
 
 // elsewhere says that another node was in the lane a moment ago.
 func (l *lane) elsewhere(now time.Time) bool {
-	return l.contentions > 0 && l.refusedIn == 0 && now.Before(l.retryAt)
+	return l.contentions > 0 && l.refusedIn == epoch{} && now.Before(l.retryAt)
 }
 
 // backOff counts a contention, and returns for how long to leave the lane: 2 ms, doubled each time up to 64 ms.

@@ -79,7 +79,7 @@ func (t *laneTable) end(v *laneLease, e claimEnd, now time.Time, jitter func(tim
 	case c.Limited:
 		// A bucket fills at a known time; a lock of another node ends at an unknown one.
 		wait := jitter(max(time.Millisecond, min(cmp.Or(c.Wait, 50*time.Millisecond), time.Minute)))
-		t.refuse(v, now.Add(wait))
+		t.refuse(v, now.Add(wait), c.Wait == 0)
 		if c.QueueWide { // the wait may be that of the flow alone
 			v.refuseQueue(now.Add(min(wait, time.Second)))
 		}
@@ -112,7 +112,7 @@ func (t *laneTable) endRefused(
 		return
 	}
 	again := now.Add(jitter(refusedRest))
-	t.refuse(v, again)
+	t.refuse(v, again, true)
 	if why == refusedByLimit {
 		v.refuseQueue(again)
 	}
@@ -129,7 +129,7 @@ func (t *laneTable) endUnclaimed(v *laneLease) {
 // could not see yet: it leaves the lane awake.
 func (t *laneTable) leave(v *laneLease, awake bool) {
 	l := v.lane
-	l.claiming, l.retryAt, l.refusedIn = false, time.Time{}, 0
+	l.claiming, l.retryAt, l.refusedIn = false, time.Time{}, epoch{}
 	if awake || l.heard {
 		t.wake(l)
 	} else {
@@ -143,13 +143,18 @@ func (t *laneTable) rest(v *laneLease, until time.Time) {
 	v.lane.retryAt = until
 }
 
-// refuse ends a lease as rest does, but the lane is tried again earlier if something comes free.
-func (t *laneTable) refuse(v *laneLease, until time.Time) {
+// refuse ends a lease as rest does, but the lane is tried again earlier if the limits change, or units return to token
+// buckets, and, unless it waits for a rate or a throttling, if something comes free.
+func (t *laneTable) refuse(v *laneLease, until time.Time, untilFreed bool) {
 	t.rest(v, until)
 	v.lane.refusedIn = v.began
+	if !untilFreed {
+		v.lane.refusedIn.freed = 0
+	}
 }
 
-// refuseQueue notes that all lanes of the queue would be refused as well.
+// refuseQueue notes that all lanes of the queue would be refused as well, until something comes free: the answer of a
+// claim does not tell a rate of the queue from one of the flow beside a limit of the queue.
 func (v *laneLease) refuseQueue(until time.Time) {
 	v.served.retryAt, v.served.refusedIn = until, v.began
 }

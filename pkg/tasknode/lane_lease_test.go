@@ -46,16 +46,14 @@ func TestTheEndOfALeaseDecidesWhenTheLaneIsTriedAgain(t *testing.T) {
 			rest: 50 * time.Millisecond, queueRest: 50 * time.Millisecond, untilFreed: true, wants: true,
 		}},
 		{"limited by a rate", false, claimed(answer{Limited: true, Wait: 10 * time.Second}), outcome{
-			rest: 10 * time.Second, untilFreed: true,
+			rest: 10 * time.Second,
 		}},
-		{"limited by a slow rate", false, claimed(answer{Limited: true, Wait: time.Hour}), outcome{
-			rest: time.Minute, untilFreed: true,
-		}},
+		{"limited by a slow rate", false, claimed(answer{Limited: true, Wait: time.Hour}), outcome{rest: time.Minute}},
 		{"limited by a fast rate of a small burst", false, claimed(answer{Limited: true, Wait: 2 * time.Millisecond}), outcome{
-			rest: 2 * time.Millisecond, untilFreed: true,
+			rest: 2 * time.Millisecond,
 		}},
 		{"limited by a rate that all lanes share", false, claimed(answer{Limited: true, QueueWide: true, Wait: 10 * time.Second}), outcome{
-			rest: 10 * time.Second, queueRest: time.Second, untilFreed: true,
+			rest: 10 * time.Second, queueRest: time.Second,
 		}},
 		{"left rows", false, claimed(answer{Scanned: 1, LowWater: 7}), outcome{}},
 		{"left rows, for it is not hinted at and had many", false, claimed(answer{Scanned: few, LowWater: 7, Drained: true}), outcome{}},
@@ -84,11 +82,39 @@ func TestTheEndOfALeaseDecidesWhenTheLaneIsTriedAgain(t *testing.T) {
 			c.end(table, v, now)
 			rest := func(until time.Time) time.Duration { return max(0, until.Sub(now)) }
 			l, s := v.lane, table.queues[1]
-			got := outcome{l.awake == 0, rest(l.retryAt), rest(s.retryAt), l.refusedIn != 0, slices.Contains(table.want, l)}
+			got := outcome{l.awake == 0, rest(l.retryAt), rest(s.retryAt), l.refusedIn.freed != 0, slices.Contains(table.want, l)}
 			if l.claiming || got != c.want {
 				t.Errorf("leased %t, %+v, want %+v", l.claiming, got, c.want)
 			}
 		})
+	}
+}
+
+// What comes free puts no units into a token bucket; what changes limits, or gives units back, may.
+func TestALaneThatWaitsForARateIsNotTriedForWhatComesFree(t *testing.T) {
+	table := newLaneTable(&turns{})
+	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	table.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 7}})
+	now := time.Now()
+	limited := claimEnd{answer: invalidation.Claimed{Limited: true, Wait: 10 * time.Second}}
+	table.end(takeOne(table, nil, true, now), limited, now, exactly)
+	table.nextEpoch()
+	if takeOne(table, nil, true, now) != nil {
+		t.Fatal("the lane is tried again since something came free")
+	}
+	table.limitsChanged()
+	v := takeOne(table, nil, true, now)
+	if v == nil {
+		t.Fatal("the lane rests on although the limits may have changed")
+	}
+	table.limitsChanged() // during the claim
+	table.end(v, limited, now, exactly)
+	if v = takeOne(table, nil, true, now); v == nil {
+		t.Fatal("a change of the limits during the claim was missed")
+	}
+	table.end(v, limited, now, exactly)
+	if takeOne(table, nil, true, now.Add(10*time.Second)) == nil {
+		t.Error("the lane rests longer than the rate needs")
 	}
 }
 

@@ -29,9 +29,17 @@ type laneTable struct {
 	chosen     []int
 }
 
-// epoch counts whenever something came free that a claim may need: a lane that was refused in an earlier epoch is tried
-// again.
-type epoch int64
+// epoch counts what ends a refusal early. A lane that was refused in an earlier epoch is tried again.
+type epoch struct {
+	freed   int64 // how often something came free that a claim may need
+	changed int64 // how often the limits may have changed, or token buckets have units back
+}
+
+// over says that a refusal of this epoch is over at present. One with freed 0 waits for a rate or a throttling: what
+// comes free does not end it.
+func (e epoch) over(present epoch) bool {
+	return e.changed != present.changed || e.freed != 0 && e.freed != present.freed
+}
 
 type laneKey struct {
 	queue int32
@@ -55,7 +63,7 @@ type servedQueue struct {
 const rememberMax = 20_000
 
 func newLaneTable(ranker Ranker) *laneTable {
-	return &laneTable{ranker: ranker, queues: map[int32]*servedQueue{}, lanes: map[laneKey]*lane{}, epoch: 1}
+	return &laneTable{ranker: ranker, queues: map[int32]*servedQueue{}, lanes: map[laneKey]*lane{}, epoch: epoch{1, 1}}
 }
 
 // serve replaces the queues that the node serves, and says whether they are others than before. Queues that were served
@@ -212,7 +220,7 @@ func (t *laneTable) sleep(l *lane) {
 // open says that a flow of a queue may be claimed from: neither is paused, and the queue is not disabled, nor
 // does it rest.
 func (s *servedQueue) open(flow string, now time.Time, present epoch) bool {
-	if (now.Before(s.retryAt) && s.refusedIn == present) || s.queue.Disabled != nil {
+	if (now.Before(s.retryAt) && !s.refusedIn.over(present)) || s.queue.Disabled != nil {
 		return false
 	}
 	_, paused := s.queue.Paused(flow, now)
@@ -264,7 +272,7 @@ func (t *laneTable) rested(now time.Time) time.Duration {
 	first := time.Hour
 	for _, l := range t.awake {
 		rest := l.retryAt.Sub(now)
-		if s := t.queues[l.key.queue]; s.refusedIn == t.epoch {
+		if s := t.queues[l.key.queue]; !s.refusedIn.over(t.epoch) {
 			rest = max(rest, s.retryAt.Sub(now))
 		}
 		if !l.claiming && rest > 0 {
@@ -277,6 +285,13 @@ func (t *laneTable) rested(now time.Time) time.Duration {
 // nextEpoch notes that something came free that a claim may need.
 func (t *laneTable) nextEpoch() {
 	t.mu.Lock()
-	t.epoch++
+	t.epoch.freed++
+	t.mu.Unlock()
+}
+
+// limitsChanged notes that no refusal need hold any longer: limits may have changed, or token buckets have units back.
+func (t *laneTable) limitsChanged() {
+	t.mu.Lock()
+	t.epoch.changed++
 	t.mu.Unlock()
 }

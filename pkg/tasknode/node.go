@@ -116,9 +116,16 @@ func (n *Node) signal() {
 	}
 }
 
-// TryAgain lets claims be tried again that a permit or a gate refused. It never blocks.
+// TryAgain lets claims be tried again that a permit, a gate or the locks of others refused. Lanes that
+// wait for a rate wait on. It never blocks.
 func (n *Node) TryAgain() {
 	n.lanes.nextEpoch()
+	n.signal()
+}
+
+// tryLimited lets claims be tried again that anything refused, a rate or a throttling as well.
+func (n *Node) tryLimited() {
+	n.lanes.limitsChanged()
 	n.signal()
 }
 

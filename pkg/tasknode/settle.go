@@ -144,11 +144,13 @@ func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
 // threads wake once for a batch, not for each entry.
 func (n *Node) forget(p pile) {
 	var ended []*job
+	refunded := false // maybe: what a lock covered and did not run is given back to token buckets
 	for i := range p.endings {
 		if l := p.endings[i].Lock; p.endings[i].Last {
 			ended = append(ended, p.jobs[i])
 			if l.Requeued != nil { // no other node knows
 				n.lanes.readyAgain(p.queue.ID, *l.Requeued)
+				refunded = true
 			}
 		}
 	}
@@ -160,5 +162,9 @@ func (n *Node) forget(p pile) {
 	for _, j := range ended {
 		j.reserved.giveBack(j.reserved.locks)
 	}
-	n.TryAgain()
+	if refunded {
+		n.tryLimited()
+	} else {
+		n.TryAgain()
+	}
 }
