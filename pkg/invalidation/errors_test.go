@@ -48,6 +48,26 @@ func TestAPushIsRefusedForWhatIsInItOrMayBeTriedAgain(t *testing.T) {
 	}
 }
 
+// As extensions ask for that bring the functions of another database: one that returns another type is met by the
+// functions of the schema, which call those of Postgres by their bare names.
+func TestAnErrorOfAHiddenFunctionNamesTheSearchPath(t *testing.T) {
+	b := newBed(t, Config{})
+	b.must(SetStatements(b.ctx, b.pool, "work", map[string]string{"run": "SELECT 1"}, By{Reason: "test"}))
+	q, err := Open(b.ctx, b.pool, "work")
+	b.must(err)
+	b.pushAll(b.pool, Push{})
+	lock := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1}).Locks[0]
+	tx := b.begin()
+	b.exec(tx, `CREATE SCHEMA compatible`)
+	b.exec(tx, `CREATE FUNCTION compatible.length(text) RETURNS boolean LANGUAGE sql AS 'SELECT true'`)
+	b.exec(tx, `SET LOCAL search_path = compatible, pg_catalog`)
+	_, err = Statement(b.ctx, tx, "run", []*Run{{Queue: q, Lock: lock, Entry: lock.Entries[0]}})
+	if err == nil || !strings.Contains(err.Error(), "search_path") || strings.Contains(err.Error(), "migrate") {
+		t.Errorf("got %v, want an error that names the search_path", err)
+	}
+	b.must(tx.Rollback(b.ctx))
+}
+
 // A program that starts before the first migration, or with a role of few rights, reads what to do.
 func TestAnErrorOfAMissingSchemaSaysWhatToDo(t *testing.T) {
 	b := newBed(t, Config{})

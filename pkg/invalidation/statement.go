@@ -28,8 +28,8 @@ func SetStatements(ctx context.Context, db postgres.DB, queue string, statements
 // beginStatementSQL says for what the transaction works, and gives the planner the choices back that sessions of ours
 // may lack: the statement is not one of ours. It returns the server's process, which is watched meanwhile.
 const beginStatementSQL = `
-SELECT ` + postgres.UnboundedSQL + `, penstock.work_for($1, $2), set_config('enable_seqscan', 'on', true),
-       set_config('enable_hashjoin', 'on', true), set_config('enable_mergejoin', 'on', true)`
+SELECT ` + postgres.UnboundedSQL + `, penstock.work_for($1, $2), pg_catalog.set_config('enable_seqscan', 'on', true),
+       pg_catalog.set_config('enable_hashjoin', 'on', true), pg_catalog.set_config('enable_mergejoin', 'on', true)`
 
 // Statement runs a statement of the queue of these runs in tx, and returns the first column of its
 // rows (for "impact" each whole row) as JSON: a value that is none becomes a text, a null becomes
