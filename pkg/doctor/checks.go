@@ -21,6 +21,7 @@ var checks = []check{
 	{"encoding", checkEncoding},
 	{"durability", checkDurability},
 	{"isolation", checkIsolation},
+	{"settings", checkSettings},
 	{"public schema", checkPublic},
 	{"rights", checkRights},
 	{"clock", checkClock},

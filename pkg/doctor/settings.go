@@ -3,7 +3,11 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -66,6 +70,69 @@ func isOff(value string) bool {
 	value = strings.ToLower(value)
 	return value == "0" || len(value) > 1 && strings.HasPrefix("off", value) ||
 		value != "" && (strings.HasPrefix("false", value) || strings.HasPrefix("no", value))
+}
+
+// transactionMin is how long transactions of Penstock may take at least.
+const transactionMin = time.Minute
+
+// checkSettings looks for settings of roles and databases that no other check knows, and that statements of Penstock
+// meet: sessions do not override transaction_timeout, and search_path is that of the role behind a pooler, and in
+// sessions of other programs that push or call functions of the schema.
+func checkSettings(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	var f Finding
+	for _, s := range []struct {
+		name   string
+		bad    func(value string) bool
+		advice string
+	}{
+		{"search_path", hidesPostgres, "Name pg_catalog first in search_path, or leave it out: functions of Penstock " +
+			"call those of Postgres by their names, and a schema before pg_catalog hides them. Statements fail then " +
+			"with errors about functions that do not exist, or do something else."},
+		{"transaction_timeout", endsTransactions, "Set transaction_timeout to 0 for the roles of Penstock, or to a " +
+			"minute at least: the server ends sessions whose transaction takes longer."},
+	} {
+		places, err := settingsThat(ctx, tx, s.name, s.bad)
+		if err != nil {
+			return Finding{}, err
+		}
+		if len(places) > 0 {
+			f.Severity, f.Details = Warning, append(f.Details, places...)
+			f.Advice = strings.TrimSpace(f.Advice + " " + s.advice)
+		}
+	}
+	f.Summary = "no role or database has a search_path or a transaction_timeout that breaks statements"
+	if len(f.Details) > 0 {
+		f.Summary = fmt.Sprintf("settings of roles, databases or the server that break statements: %d", len(f.Details))
+	}
+	return f, nil
+}
+
+// hidesPostgres reports whether a search_path has a schema before pg_catalog. Where it is not named, it comes first.
+// Functions are never searched for in pg_temp.
+func hidesPostgres(path string) bool {
+	schemas := strings.Split(path, ",")
+	for i, s := range schemas {
+		schemas[i] = strings.Trim(strings.TrimSpace(s), `"`)
+	}
+	at := slices.Index(schemas, "pg_catalog")
+	return at > 0 && slices.ContainsFunc(schemas[:at], func(s string) bool { return s != "pg_temp" })
+}
+
+// lasts is a duration as settings have it; milliseconds if it has no unit.
+var lasts = regexp.MustCompile(`^\s*([0-9.]+)\s*(us|ms|s|min|h|d|)\s*$`)
+
+// endsTransactions reports whether a transaction_timeout is shorter than transactions of Penstock may take; 0 is none.
+func endsTransactions(timeout string) bool {
+	units := map[string]time.Duration{
+		"us": time.Microsecond, "": time.Millisecond, "ms": time.Millisecond, "s": time.Second, "min": time.Minute,
+		"h": time.Hour, "d": 24 * time.Hour,
+	}
+	m := lasts.FindStringSubmatch(timeout)
+	if m == nil {
+		return false
+	}
+	n, err := strconv.ParseFloat(m[1], 64)
+	return err == nil && n > 0 && n*float64(units[m[2]]) < float64(transactionMin)
 }
 
 func checkEncoding(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {

@@ -113,3 +113,34 @@ func TestLimitsOfRolesThatPenstockDoesNotUseAreNotJudged(t *testing.T) {
 		})
 	}
 }
+
+// Statements of Penstock call functions of Postgres by their names: in every session that pushes by SQL, and behind a
+// pooler in those of Penstock.
+func TestASearchPathBeforePostgresIsAWarning(t *testing.T) {
+	pool := newPool(t)
+	setForDatabase(t, pool, "search_path = compatible, pg_catalog")
+	want(t, find(t, pool, "settings", Config{}), Warning, "1", `search_path=compatible, pg_catalog of every role in database`,
+		"hides them")
+	for _, path := range []string{`"$user", public`, `pg_catalog, compatible`, `pg_temp, pg_catalog`, `"public"`} {
+		setForDatabase(t, pool, "search_path = "+path)
+		want(t, find(t, pool, "settings", Config{}), Fine)
+	}
+}
+
+// Postgres has this setting from 17 on, and sessions of Penstock cannot set it where older ones are served as well.
+func TestATransactionTimeoutIsAWarning(t *testing.T) {
+	pool := newPool(t)
+	setForDatabase(t, pool, "lock_timeout = '1h'")
+	for value, bad := range map[string]bool{
+		"30s": true, "59999": true, "0.5 min": true, "900 ms": true, "60000": false, "1min": false, "2h": false, "1d": false, "0": false,
+	} {
+		exec(t, pool, `UPDATE pg_db_role_setting SET setconfig = ARRAY['transaction_timeout=' || $1]
+			WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())`, value)
+		f := find(t, pool, "settings", Config{})
+		if !bad {
+			want(t, f, Fine)
+			continue
+		}
+		want(t, f, Warning, "transaction_timeout="+value+" of every role in database", "a minute at least")
+	}
+}
