@@ -119,9 +119,9 @@ DROP FUNCTION IF EXISTS penstock.queue_heads(penstock.queue);
 -- queue_heads returns the heads of the lanes of a queue, and since when each one waits: the push, or the due time. It
 -- reads the first 100 lanes whose flow is not paused, from the highest priority on, and of each the first key without a
 -- lock record among its first 20 ready rows that are not delayed. With `open` lanes are passed by as well whose flow is
--- throttled, or of which a rate for each flow lets nothing in now. Either way it goes through 2,000 lanes at most, so
--- that the cost does not grow with the number of flows: a head behind 2,000 lanes that are passed by is not found. A
--- queue that is not open (queue_stops) has none; throttled keys (see throttle_key) are in no lane.
+-- throttled, or of which a limit for each flow, of a rate or of units, lets nothing in now. Either way it goes through
+-- 2,000 lanes at most, so that the cost does not grow with the number of flows: a head behind 2,000 lanes that are passed
+-- by is not found. A queue that is not open (queue_stops) has none; throttled keys (see throttle_key) are in no lane.
 -- Callers: head_age, head_reasons.
 CREATE OR REPLACE FUNCTION penstock.queue_heads(q penstock.queue, open boolean)
 RETURNS TABLE (priority smallint, entry_id bigint, since timestamptz)
@@ -136,9 +136,20 @@ DECLARE
     rated      boolean := open AND EXISTS (
         SELECT FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
          WHERE u.queue_id = q.id AND g.per_flow AND g.rate IS NOT NULL);
+    crowded    text[] := '{}'; -- flows whose locks leave no unit of a limit for each flow
 BEGIN
     IF EXISTS (SELECT FROM penstock.queue_stops(q)) THEN
         RETURN;
+    END IF;
+    IF open THEN
+        SELECT coalesce(array_agg(f.flow), '{}') INTO crowded
+          FROM penstock.limit_use u
+          JOIN penstock."limit" g ON g.id = u.limit_id AND g.per_flow AND g.max_units IS NOT NULL
+         CROSS JOIN LATERAL (
+               SELECT k.flow FROM penstock.limit_use o JOIN penstock.lock k ON k.queue_id = o.queue_id
+                WHERE o.limit_id = g.id
+                GROUP BY k.flow HAVING sum(o.units::bigint * k.weight) + u.units > g.max_units) f
+         WHERE u.queue_id = q.id;
     END IF;
     WITH RECURSIVE lane AS (
         SELECT 10::smallint AS priority, ''::text COLLATE "C" AS flow -- above all, and no lane itself
@@ -165,6 +176,7 @@ BEGIN
                 WHERE penstock.paused_until(p.until)
                   AND p.scope = 'flow' AND p.value = lane.flow AND coalesce(p.queue_id = q.id, true))
            AND NOT (open AND EXISTS (SELECT FROM penstock.throttles(q.id, lane.flow)))
+           AND NOT lane.flow = ANY (crowded)
            AND NOT (rated AND coalesce((penstock.flow_headroom(q.id, ARRAY[lane.flow])).headrooms[1] < 1, false))
          LIMIT 100)
     SELECT array_agg(few.priority), array_agg(first.entry_id), array_agg(first.lock_key) INTO priorities, ids, keys

@@ -305,6 +305,16 @@ func TestFlowsKeptBackHideNoStandstill(t *testing.T) {
 	named()
 	exec(t, s.pool, `DELETE FROM penstock.throttle`)
 
+	exec(t, s.pool, `SELECT penstock.create_queue('other'), penstock.set_limit('few', '{"max_units": 1, "per_flow": true}'),
+		penstock.use_limit('other', 'few'), penstock.use_limit($1, 'few')`, name)
+	exec(t, s.pool, `
+		INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, flow, priority, entry_count, last_entry_id, claimed_at, pos, cost)
+		SELECT q.id, '#' || 900 + n, 900 + n, $1, 1, 'flow-' || n, 1, 1, 900 + n, now(), 1, 1
+		  FROM penstock.queue q, generate_series(0, $2 - 1) n WHERE q.name = 'other'`, dead, most)
+	named()
+	exec(t, s.pool, `DELETE FROM penstock.lock`)
+	exec(t, s.pool, `SELECT penstock.use_limit($1, 'few', 0)`, name)
+
 	exec(t, s.pool, `SELECT penstock.set_limit('slow', '{"rate": 0.0001, "burst": 1, "per_flow": true}'), penstock.use_limit($1, 'slow')`, name)
 	exec(t, s.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at)
 		SELECT l.id, 'flow-' || i, 0, now() FROM penstock."limit" l, generate_series(0, $1 - 1) i WHERE l.name = 'slow'`, most)
