@@ -129,7 +129,7 @@ SELECT pg_catalog.pg_terminate_backend(a.pid)
 func (a attendant) look(ctx context.Context, seen *activity) (found activity, err error) {
 	ctx, cancel := context.WithTimeout(ctx, attendMax)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(ctx, a.config.Copy())
+	conn, err := Connect(ctx, a.config)
 	if err != nil {
 		return found, fmt.Errorf("look at server process %d: %w", a.pid, err)
 	}

@@ -91,6 +91,7 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 	pc.MaxConns = cmp.Or(pc.MaxConns, 4)
 	pc.MaxConnLifetimeJitter = 5 * time.Minute
 	cfg.prepare(pc.ConnConfig)
+	pc.BeforeConnect = reread
 	if cfg.Warm != nil && !cfg.Pooled {
 		pc.MinConns = pc.MaxConns
 		pc.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
@@ -108,7 +109,7 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 }
 
 // ConnConfig returns the configuration of one connection of its own, outside any pool: for LISTEN, which lasts as long
-// as its session.
+// as its session. Connect opens it.
 func ConnConfig(cfg Config) (*pgx.ConnConfig, error) {
 	cc, err := pgx.ParseConfig(cfg.DSN)
 	if err != nil {

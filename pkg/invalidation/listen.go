@@ -21,7 +21,8 @@ import (
 // called, and none must block.
 type ListenConfig struct {
 	// Conn is for a connection of the listener's own. A pooler in transaction mode cannot carry one: then the
-	// self-test fails, the status says so, and nodes go by their polls.
+	// self-test fails, the status says so, and nodes go by their polls. Its password and certificates are read from
+	// the files of its address at each connection.
 	Conn *pgx.ConnConfig
 	// Wake is called with the id of each queue hinted at, and the lane where the hint names one.
 	Wake func(queue int32, lane *Lane)
@@ -163,7 +164,7 @@ func (l *Listener) Run(ctx context.Context) error {
 func (l *Listener) listen(ctx context.Context) (worked bool, err error) {
 	connectCtx, cancel := context.WithTimeout(ctx, l.cfg.EchoWithin)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(connectCtx, l.cfg.Conn)
+	conn, err := postgres.Connect(connectCtx, l.cfg.Conn)
 	if err != nil {
 		return false, fmt.Errorf("connect: %w", postgres.ForPooler(err))
 	}
