@@ -55,6 +55,22 @@ func TestEveryErrorOfTheSchemaIsDocumented(t *testing.T) {
 	}
 }
 
+// The language of messages decides what quotes stand around the name of a constraint.
+func TestAViolatedConstraintIsPutIntoWordsInEachLanguage(t *testing.T) {
+	c := connect(t, pgtest.DSN(t))
+	for said, want := range map[string]string{
+		`new row for relation "limit" violates check constraint "limit_check1"`:             "neither max_units nor rate is given",
+		`neue Zeile für Relation »cron_job« verletzt Check-Constraint »cron_job_gap_check«`: "gap is not fire or skip",
+		`la nouvelle ligne de la relation « limit » viole la contrainte « limit_check »`:    "rate and burst are not given together",
+		`value too long`: "value too long",
+	} {
+		var got string
+		if err := c.QueryRow(t.Context(), `SELECT penstock.in_words($1)`, said).Scan(&got); err != nil || got != want {
+			t.Errorf("%s: %q, want %q (%v)", said, got, want, err)
+		}
+	}
+}
+
 const verbsSQL = `
 SELECT DISTINCT proname::text FROM pg_catalog.pg_proc
  WHERE pronamespace = 'penstock'::regnamespace AND proargnames @> '{reason,actor}' ORDER BY 1`

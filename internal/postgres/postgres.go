@@ -131,7 +131,8 @@ func (c Config) prepare(cc *pgx.ConnConfig) {
 	// A connection to a server that shuts down or has become a standby is closed: the next one may
 	// reach the new primary.
 	cc.OnPgError = func(_ *pgconn.PgConn, err *pgconn.PgError) bool {
-		return err.Severity != "FATAL" && !Unavailable(err)
+		fatal := err.SeverityUnlocalized == "FATAL" || err.Severity == "FATAL" // some poolers send the second alone
+		return !fatal && !Unavailable(err)
 	}
 	// Go's texts are UTF-8. Poolers know this setting of a session, which every driver sends.
 	cc.RuntimeParams["client_encoding"] = "UTF8"

@@ -51,6 +51,22 @@ func TestConnectionToAServerThatTakesNoWritesIsNotKept(t *testing.T) {
 	}
 }
 
+// lc_messages translates the severity of an error as well.
+func TestAFatalErrorEndsItsConnectionInEachLanguage(t *testing.T) {
+	cc, err := postgres.ConnConfig(postgres.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, sent := range map[bool]*pgconn.PgError{
+		true: {Severity: "ОШИБКА", SeverityUnlocalized: "ERROR"}, false: {Severity: "ВАЖНО", SeverityUnlocalized: "FATAL"},
+	} {
+		sent.Code = "XX000"
+		if kept := cc.OnPgError(nil, sent); kept != want {
+			t.Errorf("after %s (%s) the connection is kept: %t", sent.Severity, sent.SeverityUnlocalized, kept)
+		}
+	}
+}
+
 // refusal is the error of a statement for which the server let no session begin.
 func refusal(t *testing.T) error {
 	t.Helper()

@@ -447,8 +447,8 @@ CREATE OR REPLACE FUNCTION penstock.retry_flaw(policy jsonb, within text DEFAULT
           WHERE penstock.retry_flaw(c.value, within || '.classes.' || c.key) IS NOT NULL ORDER BY c.key LIMIT 1))
 $$;
 
--- in_words replaces the name of a violated constraint in a message by the values that are allowed;
--- other messages are returned as they are.
+-- in_words replaces a message that names a violated constraint by the values that are allowed; other messages are
+-- returned as they are. The language of messages (lc_messages) decides what quotes stand around the name.
 -- Callers: create_batch, create_cron_job, alter_cron_job, set_limit.
 CREATE OR REPLACE FUNCTION penstock.in_words(said text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce((SELECT v.words FROM (VALUES
@@ -476,7 +476,7 @@ CREATE OR REPLACE FUNCTION penstock.in_words(said text) RETURNS text LANGUAGE sq
         ('limit_rate_check', 'rate is not above 0'),
         ('limit_max_units_check', 'max_units is not at least 0'),
         ('limit_name_check', 'name is empty')) v(name, words)
-     WHERE strpos(said, '"' || v.name || '"') > 0), said)
+     WHERE said ~ ('[[:<:]]' || v.name || '[[:>:]]')), said)
 $$;
 
 -- keep_queue_kind refuses a change of the kind of a queue that cron jobs, watches or batches need:

@@ -124,10 +124,18 @@ func withDuty(err error) error {
 	case slices.Contains(missingObject, code) && !strings.Contains(err.Error(), "penstock.entry_"):
 		return fmt.Errorf("%w. The schema penstock is not in this database, or is older than this program: "+
 			"penstock migrate up", err)
-	case code == postgres.InsufficientPrivilege && strings.Contains(err.Error(), "permission denied"):
+	case code == postgres.InsufficientPrivilege && rightIsMissing(err):
 		return fmt.Errorf("%w. This database role does not have the rights for it: penstock grants lists those of "+
 			"each duty. One with the duty push alone pushes by penstock.push or penstock.push_json, as PushSQLTx does",
 			err)
 	}
 	return Translate(err)
+}
+
+// rightIsMissing tells the error of a role that lacks a right on an object from others of its SQLSTATE, whatever the
+// language of the server's messages. Drivers other than pgx give the text alone.
+func rightIsMissing(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && strings.HasPrefix(pg.Routine, "aclcheck_error") ||
+		strings.Contains(err.Error(), "permission denied")
 }

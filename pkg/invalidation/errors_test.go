@@ -22,9 +22,13 @@ func TestErrorsOfAnotherDriverAreThoseOfAPush(t *testing.T) {
 			t.Errorf("%s: %v, want %q with the text of the function", code, err, want)
 		}
 	}
-	err := withDuty(&driverError{"42501", "permission denied for table queue"})
-	if !strings.Contains(err.Error(), "penstock grants") {
-		t.Errorf("an error about rights: %v, want the advice about duties", err)
+	for _, missing := range []error{
+		&driverError{"42501", "permission denied for table queue"},
+		&pgconn.PgError{Code: "42501", Message: "keine Berechtigung für Tabelle queue", Routine: "aclcheck_error"}, // lc_messages
+	} {
+		if err := withDuty(missing); !strings.Contains(err.Error(), "penstock grants") {
+			t.Errorf("an error about rights: %v, want the advice about duties", err)
+		}
 	}
 }
 
