@@ -12,7 +12,8 @@ import (
 )
 
 // catalogSQL lists what migrations make in the schema penstock, an object or column a row, as Postgres describes it.
-// Partitions are left out, since queues and days make those, and so are rights, which belong to the installation.
+// Partitions are left out, since queues and days make those, and so are rights, which belong to the installation, and
+// the mark that CLUSTER leaves at an index, which no statement depends on.
 // Constraints NOT NULL, which are rows from Postgres 18 on, are properties of columns here.
 const catalogSQL = `
 WITH rel AS (
@@ -50,8 +51,7 @@ SELECT format('constraint %s of %s', c.conname, coalesce(r.relname, 'a type')),
    AND c.contype <> 'n'
 UNION ALL
 SELECT 'index ' || r.relname,
-       format('%s valid %s clustered %s replica %s', pg_get_indexdef(r.oid), i.indisvalid, i.indisclustered,
-              i.indisreplident)
+       format('%s valid %s clustered f replica %s', pg_get_indexdef(r.oid), i.indisvalid, i.indisreplident)
   FROM rel r JOIN pg_index i ON i.indexrelid = r.oid
 UNION ALL
 SELECT 'type ' || t.typname,
