@@ -32,6 +32,7 @@ var checks = []check{
 	{"vacuum", checkVacuum},
 	{"notifications", checkNotifications},
 	{"partitions", checkPartitions},
+	{"publications", checkPublications},
 	{"leader", checkLeader},
 	{"late entries", checkLate},
 	{"stuck locks", checkStuck},

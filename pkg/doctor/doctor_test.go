@@ -119,6 +119,20 @@ func TestAPublicSchemaOpenToAllIsAWarning(t *testing.T) {
 	want(t, find(t, pool, "public schema", Config{}), Warning, "REVOKE CREATE")
 }
 
+// Tools of change data capture publish all tables by default.
+func TestAPublicationThatKeepsRowsFromBeingDeletedIsCritical(t *testing.T) {
+	pool := newPool(t)
+	exec(t, pool, `SELECT penstock.make_partition('result', 1); CREATE TABLE public.t (); CREATE PUBLICATION mine FOR TABLE public.t, penstock.entry`)
+	exec(t, pool, `CREATE PUBLICATION arrivals FOR ALL TABLES WITH (publish = 'insert')`)
+	want(t, find(t, pool, "publications", Config{}), Fine)
+	exec(t, pool, `CREATE PUBLICATION everything FOR ALL TABLES`)
+	f := find(t, pool, "publications", Config{})
+	want(t, f, Critical, "publication everything: failure, flow_weight, result", "55000")
+	if _, err := pool.Exec(t.Context(), `DELETE FROM penstock.result`); postgres.Code(err) != "55000" || len(f.Details) != 1 {
+		t.Errorf("a delete ends with %v, and named are %q", err, f.Details)
+	}
+}
+
 func TestClockSkewIsMeasuredAgainstTheDatabase(t *testing.T) {
 	pool := newPool(t)
 	for skew, says := range map[time.Duration]string{time.Minute: "ahead of the database's", -time.Minute: "behind the database's"} {
