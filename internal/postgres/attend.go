@@ -127,12 +127,12 @@ SELECT pg_catalog.pg_terminate_backend(a.pid)
 
 // look reads the activity. If it is the one that was seen before, the process is ended.
 func (a attendant) look(ctx context.Context, seen *activity) (found activity, err error) {
-	ctx, cancel := context.WithTimeout(ctx, attendMax)
-	defer cancel()
 	conn, err := Connect(ctx, a.config)
 	if err != nil {
 		return found, fmt.Errorf("look at server process %d: %w", a.pid, err)
 	}
+	ctx, cancel := context.WithTimeout(ctx, attendMax)
+	defer cancel()
 	defer conn.Close(ctx)
 	err = conn.QueryRow(ctx, activitySQL, a.pid).Scan(&found.works, &found.since)
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -8,9 +9,11 @@ import (
 )
 
 // Connect opens one connection outside any pool. Password and certificates that the address of cc names by file are
-// read anew; see reread.
+// read anew; see reread. Each server that the address names has connectTimeout, or the connect_timeout of the address:
+// a bound on all of them would leave nothing for the second where the first is gone without an answer.
 func Connect(ctx context.Context, cc *pgx.ConnConfig) (*pgx.Conn, error) {
 	cc = cc.Copy()
+	cc.ConnectTimeout = cmp.Or(cc.ConnectTimeout, connectTimeout)
 	if err := reread(ctx, cc); err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
@@ -351,6 +353,27 @@ func TestAListenerComesBackAfterItsConnectionIsKilled(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Error("a hint was not heard of")
 	}
+}
+
+// After a failover the first host of the address may be a machine that is gone: each connection waits for it first.
+func TestAListenerReachesTheHostBehindOneThatIsSilent(t *testing.T) {
+	silent, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	b := &bed{T: t, ctx: t.Context(), pool: openPool(t)}
+	conn := b.pool.Config().ConnConfig.Copy()
+	conn.Fallbacks = []*pgconn.FallbackConfig{{Host: conn.Host, Port: conn.Port, TLSConfig: conn.TLSConfig}}
+	conn.Host, conn.Port, conn.TLSConfig = "127.0.0.1", uint16(silent.Addr().(*net.TCPAddr).Port), nil
+	conn.ConnectTimeout = 1100 * time.Millisecond
+	l := NewListener(ListenConfig{Conn: conn, EchoWithin: time.Second, RetryMax: 10 * time.Millisecond})
+	ctx, stop := context.WithCancel(b.ctx)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = l.Run(ctx) }()
+	b.await("connected", func() bool { return l.Status().Connected })
+	stop()
+	<-done
 }
 
 func TestAListenerThatHearsNothingSaysSo(t *testing.T) {

@@ -162,14 +162,14 @@ func (l *Listener) Run(ctx context.Context) error {
 
 // listen serves one connection until it fails. worked reports that at least one self-test came back.
 func (l *Listener) listen(ctx context.Context) (worked bool, err error) {
-	connectCtx, cancel := context.WithTimeout(ctx, l.cfg.EchoWithin)
-	defer cancel()
-	conn, err := postgres.Connect(connectCtx, l.cfg.Conn)
+	conn, err := postgres.Connect(ctx, l.cfg.Conn)
 	if err != nil {
 		return false, fmt.Errorf("connect: %w", postgres.ForPooler(err))
 	}
-	defer conn.Close(context.WithoutCancel(connectCtx))
-	if _, err := conn.Exec(connectCtx, `LISTEN `+hintChannel); err != nil {
+	defer conn.Close(context.WithoutCancel(ctx))
+	listenCtx, cancel := context.WithTimeout(ctx, l.cfg.EchoWithin)
+	defer cancel()
+	if _, err := conn.Exec(listenCtx, `LISTEN `+hintChannel); err != nil {
 		return false, fmt.Errorf("listen: %w", err)
 	}
 	for n := 1; ; n++ {
