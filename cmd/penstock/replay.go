@@ -61,43 +61,52 @@ func replayCommand(a *app) *cobra.Command {
 			defer file.Close()
 			source = file
 		}
-		pushed := int64(0)
-		push := func(context.Context, ...invalidation.Push) error { return nil }
 		if dry {
-			t.speed = 0
-		} else {
-			api, err := a.connect(c.Context())
-			if err != nil {
-				return err
-			}
-			bar := a.progress(-1, "replay")
-			defer bar.end()
-			push = func(ctx context.Context, pushes ...invalidation.Push) error {
-				_, err := api.push(ctx, args[0], pushes...)
-				if err == nil {
-					pushed += int64(len(pushes))
-				}
-				bar.set(pushed)
-				return err
-			}
+			return a.readTrace(c.Context(), t, source)
 		}
-		report, err := t.replay(c.Context(), bufio.NewReader(source), push)
-		if err != nil && pushed > 0 {
-			err = partialError{fmt.Errorf("%w; %d entries were pushed before", err, pushed)}
-		}
-		if err != nil {
-			return err
-		}
-		return printOne(a, report, func(w io.Writer) {
-			fmt.Fprintf(w, "%d entries of %d flows, recorded over %s", report.Entries, report.Flows,
-				age(report.RecordedSeconds))
-			if !dry {
-				fmt.Fprintf(w, ", pushed in %s, at most %s late", age(report.TookSeconds), age(report.LateSeconds))
-			}
-			fmt.Fprintln(w)
-		})
+		return a.replay(c.Context(), t, source, args[0])
 	}
 	return c
+}
+
+// readTrace reads a trace, pushes nothing, and prints what is in it.
+func (a *app) readTrace(ctx context.Context, t trace, source io.Reader) error {
+	t.speed = 0
+	report, err := t.replay(ctx, bufio.NewReader(source), func(context.Context, ...invalidation.Push) error { return nil })
+	if err != nil {
+		return err
+	}
+	return printOne(a, report, func(w io.Writer) { fmt.Fprintln(w, report.recorded()) })
+}
+
+// replay pushes the entries of a trace to a queue. An error says how many were pushed before it.
+func (a *app) replay(ctx context.Context, t trace, source io.Reader, queue string) error {
+	api, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	bar := a.progress(-1, "replay")
+	defer bar.end()
+	pushed := int64(0)
+	push := func(ctx context.Context, pushes ...invalidation.Push) error {
+		_, err := api.push(ctx, queue, pushes...)
+		if err == nil {
+			pushed += int64(len(pushes))
+		}
+		bar.set(pushed)
+		return err
+	}
+	report, err := t.replay(ctx, bufio.NewReader(source), push)
+	if err != nil && pushed > 0 {
+		err = partialError{fmt.Errorf("%w; %d entries were pushed before", err, pushed)}
+	}
+	if err != nil {
+		return err
+	}
+	return printOne(a, report, func(w io.Writer) {
+		fmt.Fprintf(w, "%s, pushed in %s, at most %s late\n", report.recorded(), age(report.TookSeconds),
+			age(report.LateSeconds))
+	})
 }
 
 // replayed is the report of a replay.
@@ -107,6 +116,11 @@ type replayed struct {
 	RecordedSeconds float64 `json:"recorded_seconds"`
 	TookSeconds     float64 `json:"took_seconds"`
 	LateSeconds     float64 `json:"late_seconds"` // how far a push was behind its time, at most
+}
+
+// recorded says what is in the trace.
+func (r replayed) recorded() string {
+	return fmt.Sprintf("%d entries of %d flows, recorded over %s", r.Entries, r.Flows, age(r.RecordedSeconds))
 }
 
 // replay pushes the rows of a trace when they are due. Rows that are due together go in one statement.
@@ -127,7 +141,7 @@ func (t trace) replay(ctx context.Context, source *bufio.Reader,
 			return nil
 		}
 		if err := push(ctx, batch...); err != nil {
-			return fmt.Errorf("after %d entries: %w", report.Entries, err)
+			return err
 		}
 		report.Entries += len(batch)
 		if t.speed > 0 {
@@ -141,12 +155,13 @@ func (t trace) replay(ctx context.Context, source *bufio.Reader,
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			return report, usagef("row %d: %v; %d entries before it were pushed", n, err, report.Entries)
+		var p invalidation.Push
+		var at time.Time
+		if err == nil {
+			p, at, err = t.read(row)
 		}
-		p, at, err := t.read(row)
 		if err != nil {
-			return report, usagef("row %d: %v; %d entries before it were pushed", n, err, report.Entries)
+			return report, usagef("row %d: %w", n, err)
 		}
 		if first.IsZero() {
 			first = at

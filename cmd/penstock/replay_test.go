@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -78,6 +80,25 @@ func TestReplayNamesTheRowThatCannotBeRead(t *testing.T) {
 	}
 	if _, errs, code := command(t, &fake{}, "replay", "mails", "nowhere.csv", "--dry-run"); code != exitUsage {
 		t.Errorf("a file that is not there: exit %d, %s", code, errs)
+	}
+}
+
+// An error says once how many entries were pushed before it, and nothing of it where none were.
+func TestReplaySaysHowManyEntriesWerePushedBeforeAnError(t *testing.T) {
+	flawed := filepath.Join(t.TempDir(), "trace.csv")
+	text := "at\n" + strings.Repeat("2026-01-01T10:00:00Z\n", pushBatch+1) + "yesterday\n"
+	if err := os.WriteFile(flawed, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		flags []string
+		want  int // times that the error tells of pushed entries
+	}{{nil, 1}, {[]string{"--dry-run"}, 0}} {
+		_, errs, code := command(t, &fake{}, append([]string{"replay", "mails", flawed}, test.flags...)...)
+		if code != exitUsage || !strings.Contains(errs, "row 1002: ") || strings.Count(errs, "were pushed") != test.want {
+			t.Errorf("replay %v: exit %d, want %d and %d times how many were pushed: %s", test.flags, code, exitUsage,
+				test.want, errs)
+		}
 	}
 }
 
