@@ -19,8 +19,7 @@ SELECT format('%s callbacks, the first since %s: %s', count(*),
          LIMIT 1000) w
  WHERE note->>'class' = 'secret'
  GROUP BY note->>'error'
- ORDER BY count(*) DESC, note->>'error'
- LIMIT 20`
+ ORDER BY count(*) DESC, note->>'error'`
 
 func checkCallbacks(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, unsignedSQL, "no callback waits for a secret with its first attempt",

@@ -7,7 +7,7 @@ import (
 )
 
 // degradedSQL lists the degradations of codes $1, which the leader's metrics and /readyz show as well.
-const degradedSQL = `SELECT detail, critical FROM penstock.degradations() WHERE code = ANY ($1) LIMIT 50`
+const degradedSQL = `SELECT detail, critical FROM penstock.degradations() WHERE code = ANY ($1)`
 
 func checkDeadSlots(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, degradedSQL, "no slot is held by a dead node", "models with slots that dead nodes hold: %d",
@@ -60,8 +60,7 @@ SELECT format('cron job %s of queue %s fires nothing before %s, since the clock 
  WHERE j.handled_at > clock_timestamp() + interval '1 minute'
    AND (j.paused_at IS NULL OR NOT penstock.paused_until(j.paused_until))
    AND (greatest(j.fired_at, j.ended_at, j.catching_up_to) > clock_timestamp() + interval '1 minute'
-        OR EXISTS (SELECT FROM penstock.cron_firing f WHERE f.job_id = j.id AND f.nominal_at = j.handled_at))
- LIMIT 50`
+        OR EXISTS (SELECT FROM penstock.cron_firing f WHERE f.job_id = j.id AND f.nominal_at = j.handled_at))`
 
 func checkCronJobs(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, cronJobsSQL, "every cron job has a next run, or is paused or over",

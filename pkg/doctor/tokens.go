@@ -20,8 +20,7 @@ SELECT format(CASE WHEN left_ > interval '0' THEN 'token %s (%s) ends in %s, on 
          WHERE revoked_at IS NULL
          ORDER BY name, expires_at DESC NULLS FIRST, id DESC) t
  WHERE left_ BETWEEN -least(interval '7 days', lifetime) AND least(interval '30 days', lifetime / 3)
- ORDER BY expires_at, name
- LIMIT 50`
+ ORDER BY expires_at, name`
 
 func checkTokens(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, expiringSQL, "no token of the API ends soon", "tokens that end soon or have ended: %d",

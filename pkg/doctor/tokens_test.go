@@ -40,3 +40,17 @@ VALUES ($1, sha256($2::text::bytea), '{push,read}', now() - $3::interval, 'ada',
 		t.Errorf("the first of three that end is %q", f.Details)
 	}
 }
+
+// The summary counts all lines, and the details are the first of them.
+func TestMoreThanTheDetailsAreCounted(t *testing.T) {
+	pool := newPool(t)
+	exec(t, pool, `
+INSERT INTO penstock.api_token (name, hash, scopes, created_at, created_by, expires_at)
+SELECT 'token-' || n, sha256(n::text::bytea), '{read}', now() - interval '1 year', 'ada', now() + interval '1 day'
+  FROM generate_series(1, $1) n`, linesMax+7)
+	f := find(t, pool, "tokens", Config{})
+	want(t, f, Warning, fmt.Sprintf("ended: %d", linesMax+7))
+	if len(f.Details) != linesMax {
+		t.Errorf("%d details, want %d", len(f.Details), linesMax)
+	}
+}

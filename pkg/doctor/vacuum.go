@@ -51,8 +51,7 @@ SELECT line || ': ' || advice, level = 2 FROM (
            host(client_addr), pid::text), age(backend_xmin)), 1, 'end the long query on the standby', age(backend_xmin)
       FROM pg_stat_replication
      WHERE age(backend_xmin) > 100000) h
- ORDER BY level DESC, rank DESC
- LIMIT 20`
+ ORDER BY level DESC, rank DESC`
 
 // An old xmin horizon is the commonest reason why a queue in Postgres becomes slow: dead ready rows
 // accumulate at the head of each lane. Claims start from the low-water mark, so they stay fast; the
@@ -97,8 +96,7 @@ SELECT format('%s: %s dead rows, %s live, %s; vacuumed %s', relname, n_dead_tup,
                      n_dead_tup > 2000000
   FROM pg_stat_user_tables
  WHERE schemaname = 'penstock' AND n_dead_tup > 100000 AND n_dead_tup > n_live_tup / 2
- ORDER BY n_dead_tup DESC
- LIMIT 20`
+ ORDER BY n_dead_tup DESC`
 
 // idleSQL lists the settings that switch autovacuum off: of the server, or of a table.
 const idleSQL = `

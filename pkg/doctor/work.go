@@ -46,8 +46,7 @@ SELECT format('queue %s: entry %s came due %s ago', q.name, e.id, penstock.ago(c
        SELECT x.id, x.due_at FROM penstock.entry x
         WHERE x.queue_id = q.id AND x.status = 'initial' AND x.priority >= 0 ORDER BY x.due_at, x.id LIMIT 1) e
  WHERE e.due_at < clock_timestamp() - interval '10 seconds'
- ORDER BY e.due_at
- LIMIT 20`
+ ORDER BY e.due_at`
 
 func checkLate(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, lateSQL, "due entries are in line", "queues with entries that are due and not in line: %d",
@@ -60,8 +59,7 @@ SELECT format('queue %s, key %s (token %s): %s%s', queue, lock_key, token, reaso
        coalesce(', silent for ' || penstock.ago(silent_for), '')),
        coalesce(silent_for, age) > interval '40 seconds'
   FROM penstock.stuck
- ORDER BY coalesce(silent_for, age) DESC
- LIMIT 20`
+ ORDER BY coalesce(silent_for, age) DESC`
 
 func checkStuck(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, stuckSQL, "no lock is held by a dead node", "locks held by dead nodes: %d",
@@ -87,8 +85,7 @@ SELECT format('queue %s of application %s: the first entry has waited %s', q.nam
                        ORDER BY x.id LIMIT 1)) e) h
  WHERE NOT EXISTS (SELECT FROM penstock.queue_stops(q))
    AND NOT EXISTS (SELECT FROM penstock.serving(q.id)) AND h.since < clock_timestamp() - interval '10 seconds'
- ORDER BY h.since
- LIMIT 50`
+ ORDER BY h.since`
 
 func checkUnserved(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, unservedSQL, "every queue with work has a node", "queues with work and no live node: %d",
@@ -104,8 +101,7 @@ SELECT format('%s %s: by %s %s ago%s', scope, value, actor, penstock.ago(clock_t
         UNION ALL
         SELECT scope, value, actor, reason, created_at FROM penstock.pause WHERE until IS NULL) p
  WHERE since < clock_timestamp() - interval '1 day'
- ORDER BY since
- LIMIT 50`
+ ORDER BY since`
 
 func checkPaused(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, pausedSQL, "no pause without an end is older than a day",
@@ -114,22 +110,29 @@ func checkPaused(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 			"pause an end.")
 }
 
-// judged turns lines and whether each is critical into a finding.
+// linesMax bounds the details of a finding that is judged.
+const linesMax = 50
+
+// judged turns the rows of a query, each a line and whether it is critical, into a finding. Its summary and severity are
+// those of all rows, its details are the first linesMax.
 func judged(ctx context.Context, tx pgx.Tx, sql, fine, many, advice string, args ...any) (Finding, error) {
-	f := Finding{Summary: fine}
+	counted := fmt.Sprintf(`
+WITH found (line, critical) AS MATERIALIZED (%s)
+SELECT line, count(*) OVER (), bool_or(critical) OVER () FROM found LIMIT %d`, sql, linesMax)
+	var lines []string
 	var line string
+	var n int
 	var critical bool
-	_, err := pgx.ForEachRow(postgres.Query(ctx, tx, sql, args...), []any{&line, &critical}, func() error {
-		f.Details = append(f.Details, line)
-		if critical {
-			f.Severity = Critical
-		} else if f.Severity == "" {
-			f.Severity = Warning
-		}
+	_, err := pgx.ForEachRow(postgres.Query(ctx, tx, counted, args...), []any{&line, &n, &critical}, func() error {
+		lines = append(lines, line)
 		return nil
 	})
-	if len(f.Details) > 0 {
-		f.Summary, f.Advice = fmt.Sprintf(many, len(f.Details)), advice
+	if n == 0 {
+		return Finding{Summary: fine}, err
+	}
+	f := Finding{Severity: Warning, Summary: fmt.Sprintf(many, n), Details: lines, Advice: advice}
+	if critical {
+		f.Severity = Critical
 	}
 	return f, err
 }
@@ -140,6 +143,8 @@ SELECT coalesce(sum(penstock.live_rows(c.oid)), 0)::bigint
   FROM pg_class c
  WHERE c.relnamespace = 'penstock'::regnamespace AND c.relkind = 'r'
    AND (c.relname IN ('ready', 'lock') OR c.relname ~ '^(entry|result|failure)_')`
+
+const invariantsSQL = `SELECT invariant || ': ' || detail, true FROM penstock.check_invariants('10 seconds')`
 
 func checkInvariants(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error) {
 	var rows int64
@@ -153,18 +158,10 @@ func checkInvariants(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error
 		}, nil
 	}
 	start := time.Now()
-	broken, err := texts(ctx, tx,
-		`SELECT invariant || ': ' || detail FROM penstock.check_invariants('10 seconds') LIMIT 50`)
-	if err != nil {
-		return Finding{}, err
+	f, err := judged(ctx, tx, invariantsSQL, "", "broken: %d",
+		"This is a defect, or the tables were edited by hand: pause the queue, keep these lines, and report them.")
+	if f.Severity == "" {
+		f.Summary = fmt.Sprintf("all hold (about %d rows read in %s)", rows, time.Since(start).Round(time.Millisecond))
 	}
-	f := Finding{Summary: fmt.Sprintf("all hold (about %d rows read in %s)", rows,
-		time.Since(start).Round(time.Millisecond)), Details: broken}
-	if len(broken) > 0 {
-		f.Severity = Critical
-		f.Summary = fmt.Sprintf("broken: %d", len(broken))
-		f.Advice = "This is a defect, or the tables were edited by hand: pause the queue, keep these lines, and " +
-			"report them."
-	}
-	return f, nil
+	return f, err
 }
