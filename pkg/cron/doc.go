@@ -1,27 +1,34 @@
 // Package cron fires scheduled jobs.
 //
-// A Schedule is the text form that a person writes and a row stores. Parse turns it into a
-// Timetable, whose methods are pure: they take the time as a parameter and read no clock.
+// A Schedule is the text form that a person writes and a row stores. Parse turns it into a Timetable, whose methods are
+// pure: they take the time as a parameter and read no clock.
 //
 //	Next     the next nominal time
-//	Due      which nominal times to fire now, however long no leader fired
 //	FireAt   nominal time plus jitter: when the entry is due
 //	Explain  the next firings in plain words
+//	Words    the schedule in plain words
 //
-// A nominal time is the instant a spec names, and the identity of a firing: however
-// often it is computed, by whichever leader, it is the same instant, so that a unique
-// key on (job, nominal time) lets it fire once.
+// A nominal time is the instant that a spec names, and the identity of a firing: however often it is computed, by
+// whichever leader, it is the same instant, so that a unique key on (job, nominal time) lets it fire once.
 //
-// An Engine fires jobs, which are rows (penstock.cron_job) that functions of the schema make and change.
-// It is a duty of the elected leader. Each job has one entry in a queue of kind cron:
+//	schedule.go, spec.go    a schedule, its defaults, and the fields of its spec
+//	next.go                 the next nominal time, across changes of clocks, and its jitter
+//	due.go, plan.go         pure: which nominal times to fire now, by the policies for missed and overlapping ones
+//	explain.go, words.go    the texts for people
+//	settings.go             checks the settings of a job before they are stored
+//	engine.go               the duty: the stages of a pass, and when the next one is made
+//	fire.go                 the stages that fire jobs and make their next entries
+//	rules.go                the stage that moves entries which wait for times of earlier rules of a zone
+//
+// An Engine fires jobs, which are rows (penstock.cron_job) that functions of the schema make and change. It is a duty of
+// the elected leader. Each job has one entry in a queue of kind cron:
 //
 //	          createNext            fireDue                     any outcome
 //	no entry ───────────► initial ──────────► pending, running ─────────────► no entry
 //	                      due_at: nominal time plus jitter      endRuns
 //
-// A firing is a row (job, nominal time), unique, written in the transaction that turns the entry
-// pending and advances the job, by the database's clock. A leader that dies during a firing leaves
-// a complete firing or none.
+// A firing is a row (job, nominal time), unique, written in the transaction that turns the entry pending and advances
+// the job, by the database's clock. A leader that dies during a firing leaves a complete firing or none.
 //
 //	event                            effect on nominal times
 //	no leader fired for a while      CatchUp decides: none, the latest, the latest n one after another
@@ -50,14 +57,13 @@
 //	clocks go back        fires once, at the first          fires both times: the work
 //	(fold)                of the two                        goes on every hour
 //
-// So a daily job runs once on every day, and an hourly one once in every hour. Schedule.Gap
-// and Schedule.Fold override this. "@every" counts
-// elapsed time from Schedule.Start (or from 1970) and ignores the zone.
+// So a daily job runs once on every day, and an hourly one once in every hour. Schedule.Gap and Schedule.Fold override
+// this. "@every" counts elapsed time from Schedule.Start (or from 1970) and ignores the zone.
 //
-// The search goes from one zone period to the next: between two clock changes the wall clock and
-// the instant differ by a constant, so the search for the next wall time within a period runs in
-// plain UTC and needs no case for clock changes. A search ends after 12 years, which is
-// longer than the longest pause any spec can make (29 February, eight years around 2100).
+// The search goes from one zone period to the next: between two clock changes the wall clock and the instant differ by
+// a constant, so the search for the next wall time within a period runs in plain UTC and needs no case for clock
+// changes. A search ends after 12 years, which is longer than the longest pause any spec can make (29 February, eight
+// years around 2100).
 //
 // # Day of month and day of week
 //

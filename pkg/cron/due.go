@@ -5,48 +5,44 @@ import (
 	"time"
 )
 
-// Due is the result of Timetable.Due: the nominal times to fire, and those that are dropped.
-type Due struct {
-	// Fire are the nominal times to fire, oldest first.
-	Fire []time.Time
-	// Handled is the latest nominal time that has come, fired or dropped: the last of the
+// dueTimes are the nominal times to fire, and whether others are dropped.
+type dueTimes struct {
+	// fire are the nominal times to fire, oldest first.
+	fire []time.Time
+	// handled is the latest nominal time that has come, fired or dropped: the last of the
 	// next call. It is the old one if nothing has come.
-	Handled time.Time
-	// Dropped reports that the catch-up policy dropped nominal times before those in Fire.
-	Dropped bool
+	handled time.Time
+	// dropped reports that the catch-up policy dropped nominal times before those in fire.
+	dropped bool
 }
 
-// Due applies the catch-up policy to the nominal times after last and up to now. For a new
+// due applies a catch-up policy to the nominal times after last and up to now. For a new
 // job, last is when it was created. After a clock that jumped back last lies ahead of now,
 // and nothing is due until now passes it: nothing fires twice.
 //
 // The cost grows with the number of nominal times to fire and with the logarithm of the time since
 // last, not with the number of missed nominal times.
-func (t *Timetable) Due(last, now time.Time) Due {
-	return t.due(t.schedule.CatchUp, last, now)
-}
-
-func (t *Timetable) due(policy CatchUp, last, now time.Time) Due {
+func (t *Timetable) due(policy CatchUp, last, now time.Time) dueTimes {
 	latest, ok := t.latest(last, now)
 	if !ok {
-		return Due{Handled: last}
+		return dueTimes{handled: last}
 	}
-	due := Due{Handled: latest}
+	due := dueTimes{handled: latest}
 	limit := 1
 	switch policy {
 	case CatchUpAll:
 		limit = t.schedule.CatchUpMax
 	case CatchUpNone:
 		if now.Sub(latest) > t.schedule.Grace {
-			due.Dropped = true
+			due.dropped = true
 			return due
 		}
 	}
-	for ; ok && len(due.Fire) < limit; latest, ok = t.latest(last, latest.Add(-1)) {
-		due.Fire = append(due.Fire, latest)
+	for ; ok && len(due.fire) < limit; latest, ok = t.latest(last, latest.Add(-1)) {
+		due.fire = append(due.fire, latest)
 	}
-	due.Dropped = ok
-	slices.Reverse(due.Fire)
+	due.dropped = ok
+	slices.Reverse(due.fire)
 	return due
 }
 

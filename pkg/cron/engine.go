@@ -81,7 +81,6 @@ type Engine struct {
 // EngineStatus has the counters of the engine in this term.
 type EngineStatus struct {
 	Fired   int64         // entries turned pending
-	Created int64         // entries made
 	Dropped int64         // times that the catch-up or overlap policy dropped nominal times
 	Broken  int64         // jobs whose schedule could not be read
 	Late    time.Duration // greatest lateness of a firing in the last pass that fired

@@ -105,7 +105,7 @@ func (e *Engine) fireDue(ctx context.Context) error {
 			late = max(late, j.dueAgo)
 			queues[j.queue] = true
 			fire.add(j.id, s.nominal, time.Time{}, s.memory)
-			fire.following[len(fire.ids)-1] = j.following(t, s.handled, now)
+			fire.following = append(fire.following, j.following(t, s.handled, now))
 			if next, ok := t.Next(s.handled); ok && !t.FireAt(j.name, next).After(now) {
 				e.behind = true
 			}
@@ -212,14 +212,10 @@ func (e *Engine) createNext(ctx context.Context) error {
 				create.add(j.id, nominal, t.fireAt(j.name, nominal), m)
 			}
 		}
-		created, err := create.create(ctx, tx)
-		if err != nil {
+		if err := create.create(ctx, tx); err != nil {
 			return 0, 0, err
 		}
-		e.count(func(s *EngineStatus) {
-			s.Created += int64(created)
-			s.Dropped += int64(dropped)
-		})
+		e.count(func(s *EngineStatus) { s.Dropped += int64(dropped) })
 		if err := e.report(ctx, tx, broken); err != nil {
 			return 0, 0, err
 		}
@@ -251,15 +247,15 @@ func (t *Timetable) fireAt(job string, nominal time.Time) time.Time {
 
 // changes are the updates of jobs in one transaction, one array a column. Zero times mean null.
 type changes struct {
-	ids                                              []int64
-	nominals, dues, handled, catchingUpTo, following []*time.Time
+	ids                                   []int64
+	nominals, dues, handled, catchingUpTo []*time.Time
+	following                             []*time.Time // of jobs that are fired: when the run is cancelled for the next
 }
 
 func (c *changes) add(id int64, nominal, due time.Time, m memory) {
 	c.ids = append(c.ids, id)
 	c.nominals, c.dues = append(c.nominals, orNull(nominal)), append(c.dues, orNull(due))
 	c.handled, c.catchingUpTo = append(c.handled, &m.handled), append(c.catchingUpTo, orNull(m.catchingUpTo))
-	c.following = append(c.following, nil)
 }
 
 func orNull(at time.Time) *time.Time {
@@ -281,16 +277,15 @@ func (c *changes) fire(ctx context.Context, tx pgx.Tx, now time.Time) (n int, er
 	return n, nil
 }
 
-func (c *changes) create(ctx context.Context, tx pgx.Tx) (n int, err error) {
+func (c *changes) create(ctx context.Context, tx pgx.Tx) error {
 	if len(c.ids) == 0 {
-		return 0, nil
+		return nil
 	}
-	err = tx.QueryRow(ctx, `SELECT penstock.create_cron_entries($1, $2, $3, $4)`, c.ids, c.nominals, c.dues,
-		c.handled).Scan(&n)
+	_, err := tx.Exec(ctx, `SELECT penstock.create_cron_entries($1, $2, $3, $4)`, c.ids, c.nominals, c.dues, c.handled)
 	if err != nil {
-		return 0, fmt.Errorf("create entries of cron jobs: %w", err)
+		return fmt.Errorf("create entries of cron jobs: %w", err)
 	}
-	return n, nil
+	return nil
 }
 
 // move returns how many jobs it moved; the entries of the others are kept by other transactions.

@@ -45,13 +45,13 @@ func (t *Timetable) plan(job string, overlap Overlap, m memory, now time.Time) s
 		policy = CatchUpLast // it was not missed: it waited for the run to end
 	}
 	due := t.dueWithJitter(job, policy, m.handled, until, now)
-	s := step{memory: m, dropped: due.Dropped || skipped}
-	if len(due.Fire) == 0 {
-		s.handled = due.Handled
+	s := step{memory: m, dropped: due.dropped || skipped}
+	if len(due.fire) == 0 {
+		s.handled = due.handled
 		s.nominal, _ = t.Next(s.handled)
 		return s
 	}
-	s.nominal = due.Fire[0]
+	s.nominal = due.fire[0]
 	if t.FireAt(job, s.nominal).After(now) {
 		s.dropped = skipped // the catch-up policy drops when it fires
 		return s
@@ -83,14 +83,14 @@ func (t *Timetable) following(job string, handled, begins time.Time) (time.Time,
 	return t.fireAt(job, next), ok
 }
 
-// dueWithJitter is Due for the nominal times up to until, with lateness counted from when the jitter has passed.
-func (t *Timetable) dueWithJitter(job string, policy CatchUp, last, until, now time.Time) Due {
+// dueWithJitter is due for the nominal times up to until, with lateness counted from when the jitter has passed.
+func (t *Timetable) dueWithJitter(job string, policy CatchUp, last, until, now time.Time) dueTimes {
 	if policy != CatchUpNone {
 		return t.due(policy, last, until)
 	}
 	due := t.due(CatchUpLast, last, until)
-	if len(due.Fire) > 0 && now.Sub(t.FireAt(job, due.Fire[0])) > t.schedule.Grace {
-		return Due{Handled: due.Handled, Dropped: true}
+	if len(due.fire) > 0 && now.Sub(t.FireAt(job, due.fire[0])) > t.schedule.Grace {
+		return dueTimes{handled: due.handled, dropped: true}
 	}
 	return due
 }

@@ -95,9 +95,6 @@ func Parse(s Schedule) (*Timetable, error) {
 	return t, nil
 }
 
-// Schedule returns the schedule with its defaults filled in.
-func (t *Timetable) Schedule() Schedule { return t.schedule }
-
 func parseZone(name string) (*time.Location, error) {
 	if strings.EqualFold(name, "local") {
 		return nil, fmt.Errorf(

@@ -137,7 +137,7 @@ func TestNext(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			timetable := parse(t, test.s)
-			now := at(t, timetable.Schedule().Zone, test.after)
+			now := at(t, timetable.schedule.Zone, test.after)
 			for _, want := range test.want {
 				next, ok := timetable.Next(now)
 				if got := next.Format(time.RFC3339); ok != (want != "") || ok && got != want {

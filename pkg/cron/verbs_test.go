@@ -57,7 +57,7 @@ func Create(ctx context.Context, db postgres.DB, j Job, by invalidation.By) erro
 		return fmt.Errorf("create cron job %q: %w: %w", j.Name, err, invalidation.ErrInvalid)
 	}
 	const sql = `SELECT penstock.create_cron_job($1, $2, $3, $4, $5, $6, coalesce($7, current_user::text))`
-	if _, err := db.Exec(ctx, sql, j.Name, j.Queue, j.Spec, j.payload(), j.options(timetable.Schedule()), by.Reason, postgres.Given(by.Actor)); err != nil {
+	if _, err := db.Exec(ctx, sql, j.Name, j.Queue, j.Spec, j.payload(), j.options(timetable.schedule), by.Reason, postgres.Given(by.Actor)); err != nil {
 		return fmt.Errorf("create cron job %q: %w", j.Name, postgres.Named(err, refusals))
 	}
 	return nil
@@ -72,7 +72,7 @@ func Alter(ctx context.Context, db postgres.DB, j Job, by invalidation.By) error
 	if err != nil {
 		return fmt.Errorf("alter cron job %q: %w: %w", j.Name, err, invalidation.ErrInvalid)
 	}
-	set := j.options(timetable.Schedule())
+	set := j.options(timetable.schedule)
 	set["payload"] = j.payload()
 	return run(ctx, db, "alter", j.Name, `SELECT penstock.alter_cron_job($1, $4, $2, coalesce($3, current_user::text))`, by, set)
 }
