@@ -56,7 +56,7 @@ func (s *Predictions) whileWanted(ctx context.Context, d duty) {
 	for heard(ctx, d.bell) {
 		for pause := d.every; d.wanted() && passed(ctx, pause); {
 			pause = d.every
-			if s.did(ctx, d.name, d.do()) {
+			if s.failed(ctx, d.name, d.do()) {
 				pause = failedPause
 			}
 		}
@@ -85,8 +85,8 @@ func passed(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// did logs the error of a step, if there is one, and says whether there is.
-func (s *Predictions) did(ctx context.Context, step string, err error) (failed bool) {
+// failed says whether a step ended in an error, and logs it.
+func (s *Predictions) failed(ctx context.Context, step string, err error) bool {
 	if err != nil && ctx.Err() == nil {
 		s.log.Error("predictions", "step", step, "error", err)
 	}

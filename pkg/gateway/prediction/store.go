@@ -30,7 +30,6 @@ type row struct {
 	Deadline  *time.Time
 	Created   time.Time
 	State     string // waiting, running, or an outcome
-	Class     string // of a failure
 	Reason    string
 	Result    json.RawMessage
 	ClaimedAt *time.Time
@@ -43,22 +42,22 @@ type row struct {
 // any more is not known.
 const rowSQL = `
 SELECT p.id, p.owner, p.entry_id, p.queue_id, p.model, p.version, p.input, p.stream_key, p.webhook, p.events,
-       p.deadline, p.created_at, s.state, s.class, s.reason, s.result, s.claimed_at, s.ended_at, s.run_ms,
+       p.deadline, p.created_at, s.state, s.reason, s.result, s.claimed_at, s.ended_at, s.run_ms,
        coalesce((SELECT m.config || coalesce(m.override, '{}')
                    FROM penstock.model m WHERE m.name = p.model)->>'protocol' = 'openai', false)
   FROM penstock.prediction p
   JOIN penstock.queue q ON q.id = p.queue_id
  CROSS JOIN LATERAL (
-       SELECT r.outcome::text AS state, '' AS class, coalesce(r.reason, '') AS reason, r.result,
+       SELECT r.outcome::text AS state, coalesce(r.reason, '') AS reason, r.result,
               NULL::timestamptz AS claimed_at, r.finished_at AS ended_at, r.run_ms
          FROM penstock.result r
         WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id AND penstock.kept(r.finished_at, q.result_retention)
        UNION ALL
-       SELECT 'failed', f.class, f.error, NULL, NULL, f.failed_at, NULL
+       SELECT 'failed', f.error, NULL, NULL, f.failed_at, NULL
          FROM penstock.failure f
         WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id AND penstock.kept(f.failed_at, q.failure_retention)
        UNION ALL
-       SELECT CASE WHEN l.token IS NULL THEN 'waiting' ELSE 'running' END, '', '', NULL, l.claimed_at, NULL, NULL
+       SELECT CASE WHEN l.token IS NULL THEN 'waiting' ELSE 'running' END, '', NULL, l.claimed_at, NULL, NULL
          FROM penstock.entry e
          LEFT JOIN penstock.lock l
            ON l.queue_id = e.queue_id AND l.lock_key = penstock.record_key(e.lock_key, e.id) AND l.last_entry_id >= e.id

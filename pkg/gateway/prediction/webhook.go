@@ -121,16 +121,16 @@ func (s *Predictions) notices(ctx context.Context) {
 		if owed {
 			pause, err = s.notify(ctx)
 		}
-		if s.did(ctx, "push webhooks", err) {
+		if s.failed(ctx, "push webhooks", err) {
 			pause = failedPause
 		}
 		if time.Since(swept) > sweepEvery {
 			swept = time.Now()
-			s.did(ctx, "sweep predictions", s.sweep(ctx))
+			s.failed(ctx, "sweep predictions", s.sweep(ctx))
 		}
 		clock, rung := time.NewTimer(pause), s.owed.heard()
 		if owed {
-			rung = nil // a look follows in any case
+			rung = nil // it is read again in any case
 		}
 		select {
 		case <-ctx.Done():
@@ -143,7 +143,7 @@ func (s *Predictions) notices(ctx context.Context) {
 	}
 }
 
-// endedSQL finds the oldest predictions that have ended, and whose end was not yet reported. It looks at each that runs
+// endedSQL finds the oldest predictions that have ended, and whose end was not yet reported. It reads each one that runs
 // and is older than the last of them.
 const endedSQL = `
 SELECT p.id
@@ -173,14 +173,14 @@ func (s *Predictions) owesNotices(ctx context.Context) (owed bool, err error) {
 
 const notedSQL = `UPDATE penstock.prediction SET notified_at = clock_timestamp() WHERE id = $1`
 
-// noticesMost is how many deliveries are pushed behind one look for predictions that have ended.
+// noticesMost is how many deliveries are pushed after one search for predictions that have ended.
 const noticesMost = 100
 
-// noticeShare bounds the part of the time in which a gateway looks for ends: a pause is so many times as long as a
-// look.
+// noticeShare bounds the part of the time in which a gateway searches: a pause is so many times as long as the search
+// before it.
 const noticeShare = 20
 
-// noticePause is how long after a look the next one comes.
+// noticePause is how long after a search the next one comes.
 func noticePause(took time.Duration) time.Duration {
 	return min(max(noticeEvery, noticeShare*took), noticeIdle)
 }
