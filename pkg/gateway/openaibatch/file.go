@@ -20,13 +20,12 @@ const chunkBytes = 256 << 10
 
 // fileRow is a file as the table has it.
 type fileRow struct {
-	ID          string
-	Filename    string
-	Purpose     string
-	Bytes       int64
-	Created     time.Time
-	Expires     *time.Time
-	CompletedAt *time.Time
+	ID       string
+	Filename string
+	Purpose  string
+	Bytes    int64
+	Created  time.Time
+	Expires  *time.Time
 }
 
 // errNoFile says that a file does not exist, is not complete, or belongs to another client.
@@ -76,7 +75,7 @@ const completeSQL = `
 UPDATE penstock.gateway_file
    SET completed_at = clock_timestamp(), purpose = $2, filename = $3, expires_at = clock_timestamp() + $4::interval
  WHERE id = $1
-RETURNING id, filename, purpose, bytes, created_at, expires_at, completed_at`
+RETURNING id, filename, purpose, bytes, created_at, expires_at`
 
 // completeFile makes a file visible. kept is how long; 0: until it is deleted.
 func completeFile(ctx context.Context, db postgres.DB, id, purpose, filename string, kept time.Duration) (
@@ -96,7 +95,7 @@ func dropFile(ctx context.Context, db postgres.DB, id string) error {
 }
 
 const fileSQL = `
-SELECT id, filename, purpose, bytes, created_at, expires_at, completed_at
+SELECT id, filename, purpose, bytes, created_at, expires_at
   FROM penstock.gateway_file
  WHERE id = $1 AND owner = $2 AND completed_at IS NOT NULL AND deleted_at IS NULL
    AND (expires_at IS NULL OR expires_at > clock_timestamp())`
@@ -111,7 +110,7 @@ func oneFile(rows pgx.Rows) (fileRow, error) {
 }
 
 const filesSQL = `
-SELECT f.id, f.filename, f.purpose, f.bytes, f.created_at, f.expires_at, f.completed_at
+SELECT f.id, f.filename, f.purpose, f.bytes, f.created_at, f.expires_at
   FROM penstock.gateway_file f
   LEFT JOIN penstock.gateway_file a ON a.id = $3 AND a.owner = $1
  WHERE f.owner = $1 AND f.completed_at IS NOT NULL AND f.deleted_at IS NULL
