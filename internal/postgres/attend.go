@@ -23,9 +23,9 @@ func Bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 var ErrSilent = errors.New("the answer of the server was lost on a connection that stayed open")
 
 // A statement of a user may take any time, so that no deadline tells a long one from one whose answer is lost. The
-// server can: its process is active while it works. The first look is after attendFirst, the time between looks doubles
-// up to attendMax, and two in a row that find the process waiting for its client, without a change between them, show
-// that the answer is lost.
+// server can: its process is active while it works. The first probe of the process is after attendFirst, the time between
+// probes doubles up to attendMax, and two in a row that find the process waiting for its client, without a change
+// between them, show that the answer is lost.
 const (
 	attendFirst = 2 * time.Second
 	attendMax   = 10 * time.Second
@@ -85,7 +85,7 @@ type attendant struct {
 	pid    int32
 }
 
-// watch returns true when the process waits for its client or is gone, and false when ctx ends. A look that
+// watch returns true when the process waits for its client or is gone, and false when ctx ends. A probe that
 // fails says nothing: the database may be away for all.
 func (a attendant) watch(ctx context.Context) bool {
 	var seen *activity
@@ -95,7 +95,7 @@ func (a attendant) watch(ctx context.Context) bool {
 			return false
 		case <-time.After(wait):
 		}
-		found, err := a.look(ctx, seen)
+		found, err := a.probe(ctx, seen)
 		switch {
 		case err != nil || found.works:
 			seen = nil
@@ -103,12 +103,12 @@ func (a attendant) watch(ctx context.Context) bool {
 			return true
 		default:
 			seen = &found
-			wait = attendFirst / 2 // doubled above: the second look follows soon
+			wait = attendFirst / 2 // doubled above: the second probe follows soon
 		}
 	}
 }
 
-// activity is the state of a server process at a look.
+// activity is the state of a server process at a probe.
 type activity struct {
 	works bool
 	since time.Time // of the last change; zero: there is no such process
@@ -125,11 +125,11 @@ const endSQL = `
 SELECT pg_catalog.pg_terminate_backend(a.pid)
   FROM pg_catalog.pg_stat_activity a WHERE a.pid = $1 AND a.state LIKE 'idle%' AND a.state_change = $2`
 
-// look reads the activity. If it is the one that was seen before, the process is ended.
-func (a attendant) look(ctx context.Context, seen *activity) (found activity, err error) {
+// probe reads the activity. If it is the one that was seen before, the process is ended.
+func (a attendant) probe(ctx context.Context, seen *activity) (found activity, err error) {
 	conn, err := Connect(ctx, a.config)
 	if err != nil {
-		return found, fmt.Errorf("look at server process %d: %w", a.pid, err)
+		return found, fmt.Errorf("probe server process %d: %w", a.pid, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, attendMax)
 	defer cancel()
@@ -142,7 +142,7 @@ func (a attendant) look(ctx context.Context, seen *activity) (found activity, er
 		_, err = conn.Exec(ctx, endSQL, a.pid, found.since)
 	}
 	if err != nil {
-		return found, fmt.Errorf("look at server process %d: %w", a.pid, err)
+		return found, fmt.Errorf("probe server process %d: %w", a.pid, err)
 	}
 	return found, nil
 }
