@@ -12,10 +12,12 @@ import (
 // the rest is for a machine that is busy.
 const probeMax = 30 * time.Second
 
-// expiries are how many entries meet their deadline after the faults, and expiryIn is how long after their push.
+// expiries are how many entries meet their deadline at a time after the faults, expiryIn is how long after their push,
+// and expiryRounds is how often they are pushed at most.
 const (
-	expiries = 5
-	expiryIn = time.Second
+	expiries     = 5
+	expiryIn     = time.Second
+	expiryRounds = 10
 )
 
 // pushExpiring pushes entries that expire when all is quiet: they have a deadline, and are not due until long after it.
@@ -43,7 +45,7 @@ func (s *site) pushExpiring(ctx context.Context) (last time.Time, err error) {
 // probe pushes lone entries when all is quiet and no process is sent a notification, and waits until
 // they have ended. Under load the hints of other entries stand in for those that are lost.
 func (s *site) probe(ctx context.Context) ([]judge.Unhinted, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	for _, job := range s.cfg.timetable().jobs {
 		if err := s.db.exec(ctx, `SELECT penstock.pause_cron_job($1, 'the probe needs quiet')`, job); err != nil {
@@ -88,7 +90,23 @@ func (s *site) probe(ctx context.Context) ([]judge.Unhinted, error) {
 			}
 		}
 	}
-	// Their promise has a case where nothing happens for as long as they may take, whether they take it or not.
-	time.Sleep(time.Until(expired.Add(judge.ExpiryMax(s.cfg.lease, s.tolerance()))))
-	return probes, nil
+	return probes, s.awaitExpiries(ctx, expired)
+}
+
+// awaitExpiries returns when entries that met their deadline were left undisturbed for as long as they may take to
+// expire, whether they took it or not: their promise has a case then. On a machine that is busy otherwise Postgres is
+// slow, or no node is heard, for moments of that time: others are pushed then.
+func (s *site) awaitExpiries(ctx context.Context, expired time.Time) error {
+	for range expiryRounds {
+		until := expired.Add(judge.ExpiryMax(s.cfg.lease, s.tolerance()))
+		time.Sleep(time.Until(until))
+		h, err := s.history(ctx)
+		if err != nil || s.cfg.clock || judge.Undisturbed(h, expired, until) {
+			return err
+		}
+		if expired, err = s.pushExpiring(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -3,6 +3,7 @@ package judge
 import (
 	"slices"
 	"testing"
+	"time"
 )
 
 const deadlines, dueInLine = "an entry expires at its deadline", "a due entry comes in line"
@@ -69,6 +70,22 @@ func TestCasesOfDeadlinesAreEntriesThatWaitAtThem(t *testing.T) {
 		deadlinesHold(newIndex(h), &r)
 		if r.checked != c.checked || len(r.found) != c.broken {
 			t.Errorf("%s: %d cases, want %d; %d reports, want %d: %q", name, r.checked, c.checked, len(r.found), c.broken, r.found)
+		}
+	}
+}
+
+func TestATimeIsUndisturbedWhereNothingHappened(t *testing.T) {
+	h := &History{LeaderErrors: []Disturbance{{"error", at(3000), at(4000)}}}
+	for name, c := range map[string]struct {
+		from, to time.Time
+		want     bool
+	}{
+		"before it": {at(1000), at(3000), true}, "after it": {at(4000), at(6000), true},
+		"around its begin": {at(2999), at(3001), false}, "within it": {at(3200), at(3300), false},
+		"a time that has not begun": {at(6000), at(5000), true},
+	} {
+		if got := Undisturbed(h, c.from, c.to); got != c.want {
+			t.Errorf("%s: undisturbed is %v, want %v", name, got, c.want)
 		}
 	}
 }

@@ -204,6 +204,11 @@ func CalmTime(h *History) (calm, all time.Duration) {
 	return newIndex(h).newCalm().between(first, last), last.Sub(first)
 }
 
+// Undisturbed reports whether nothing disturbed a time.
+func Undisturbed(h *History, from, to time.Time) bool {
+	return newIndex(h).newCalm().between(from, to) == max(0, to.Sub(from))
+}
+
 // newCalm takes for disturbed the time of faults and errors at the database and at the leader, that in which a node is
 // stopped or none is heard, and the time between the last sign of life of a term and the first one of the next.
 func (x *index) newCalm() *calm { return calmOutside(x.troubled()) }
