@@ -19,11 +19,20 @@ import (
 var hostileValues = []string{
 	`"a\u0000b"`, `{"\u0000": 1}`, `"\ud83d"`, `"\ude00\ud83d"`, "\"\xff\xfe\"", `1e131071`, `[1e131071, 1e131071]`, `1e-16383`,
 	`-1e131072`, `1e99999999`, strings.Repeat("[", 9000) + strings.Repeat("]", 9000), `{"a":`, ``, `NaN`,
-	"[" + strings.Repeat("0,", 4_100_000) + "0]", `"` + strings.Repeat("\x1b[2J", 1000) + `"`,
+	`"` + strings.Repeat("\x1b[2J", 1000) + `"`,
 }
 
+// largeValues have the values of an answer of almost the largest size. The race detector reads each for about seven seconds
+// of processor time, so that the tests of it are apart.
+var largeValues = []string{"[" + strings.Repeat("0,", 4_100_000) + "0]"}
+
 // No answer of a worker stops a queue or a node: its entry ends, and those beside it are done.
-func TestNoAnswerOfAWorkerStopsAQueue(t *testing.T) {
+func TestNoAnswerOfAWorkerStopsAQueue(t *testing.T) { noAnswerStopsAQueue(t, hostileValues) }
+
+func TestLongNoLargeAnswerOfAWorkerStopsAQueue(t *testing.T) { noAnswerStopsAQueue(t, largeValues) }
+
+func noAnswerStopsAQueue(t *testing.T, values []string) {
+	t.Helper()
 	type shape struct {
 		name   string
 		model  worker.Model
@@ -50,7 +59,7 @@ func TestNoAnswerOfAWorkerStopsAQueue(t *testing.T) {
 				body, _ := io.ReadAll(r.Body)
 				value := "1"
 				if strings.Contains(string(body), "hostile") {
-					value = hostileValues[int(next.Add(1)-1)%len(hostileValues)]
+					value = values[int(next.Add(1)-1)%len(values)]
 				}
 				w.Header().Set("Content-Type", "application/json")
 				fmt.Fprintf(w, s.answer, value)
@@ -59,7 +68,7 @@ func TestNoAnswerOfAWorkerStopsAQueue(t *testing.T) {
 			// Answers are judged here, not the instance: a quarantine would only make the entries wait.
 			b.start(ServiceConfig{}, func(t *tuning) { t.quarantine.failures = 1000 })
 			var hostile, good []invalidation.EntryID
-			for range hostileValues {
+			for range values {
 				hostile = append(hostile, b.push(`{"inputs":[],"hostile":1}`)...)
 				good = append(good, b.push(`{"inputs":[]}`)...)
 			}
@@ -84,7 +93,12 @@ func TestNoAnswerOfAWorkerStopsAQueue(t *testing.T) {
 }
 
 // A report that cannot be kept is refused for good, so that its worker gives up, and none is kept that cannot be read.
-func TestReportThatCannotBeKeptIsRefused(t *testing.T) {
+func TestReportThatCannotBeKeptIsRefused(t *testing.T) { reportIsRefused(t, hostileValues) }
+
+func TestLongLargeReportIsRefused(t *testing.T) { reportIsRefused(t, largeValues) }
+
+func reportIsRefused(t *testing.T, values []string) {
+	t.Helper()
 	b := newBed(t, asyncModel())
 	c := NewReports("http://127.0.0.1:9", []byte("sixteen bytes or more"), b.pool, quiet)
 	w := b.longWorker(`{"status":"cancelled"}`)
@@ -93,7 +107,7 @@ func TestReportThatCannotBeKeptIsRefused(t *testing.T) {
 	id := b.push(`{}`)[0]
 	b.await(1, `SELECT count(*) FROM penstock.remote_run WHERE remote_id IS NOT NULL`)
 	token := int64(b.count(`SELECT token FROM penstock.remote_run`))
-	for _, value := range hostileValues {
+	for _, value := range values {
 		if value == "1" || strings.Contains(value, "\x1b") {
 			continue
 		}
