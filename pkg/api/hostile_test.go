@@ -229,10 +229,10 @@ func hostileAddresses(path string, op *huma.Operation) []string {
 	return made
 }
 
-// TestADryRunJudgesAsTheRunDoes sends each body of an operation twice: both are accepted or refused alike,
+// TestUnracedADryRunJudgesAsTheRunDoes sends each body of an operation twice: both are accepted or refused alike,
 // and a dry
 // run counts what the operation then says that it matches.
-func TestADryRunJudgesAsTheRunDoes(t *testing.T) {
+func TestUnracedADryRunJudgesAsTheRunDoes(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`SELECT penstock.create_queue('work')`)
 	w.exec(`SELECT penstock.push('work', '1', name => 'n', flow => 'f', lock_key => 'k') FROM generate_series(1, 3)`)
