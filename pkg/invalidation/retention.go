@@ -190,13 +190,10 @@ func (t Tidied) Total() int {
 
 // Tidier deletes rows without a purpose, a part of each large table at a time. Its zero value is ready to use.
 type Tidier struct {
-	idempotency, uniqueness, progress, buckets, operations, firings int64 // the page at which the next step begins
+	idempotency, uniqueness, progress, buckets, operations, firings postgres.PageWalk
 
 	done [10]bool // kinds of which this pass needs no further step
 }
-
-// tidyPages is how many pages of a table one statement reads: some thousand rows.
-const tidyPages = 64
 
 // Begin begins a pass: its next step is of every kind again. A pass whose last step left nothing has ended by itself.
 func (d *Tidier) Begin() { d.done = [len(d.done)]bool{} }
@@ -210,7 +207,7 @@ func (d *Tidier) Tidy(ctx context.Context, inTx InTx, limit int) (t Tidied, more
 	for i, step := range [len(d.done)]struct {
 		kind, sql string
 		n         *int
-		from      *int64 // nil: the statement finds such rows without reading those that stay
+		walk      *postgres.PageWalk // nil: the statement finds such rows without reading those that stay
 	}{
 		{"results", tidyResultsSQL, &t.Results, nil},
 		{"failures", tidyFailuresSQL, &t.Failures, nil},
@@ -228,11 +225,11 @@ func (d *Tidier) Tidy(ctx context.Context, inTx InTx, limit int) (t Tidied, more
 		}
 		var left bool
 		var err error
-		if step.from == nil {
+		if step.walk == nil {
 			err = inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, step.sql, limit).Scan(step.n) })
 			left = *step.n == limit
 		} else {
-			left, err = tidyPart(ctx, inTx, step.sql, limit, step.n, step.from)
+			left, err = tidyPart(ctx, inTx, step.sql, limit, step.n, step.walk)
 		}
 		switch {
 		case err == nil:
@@ -251,20 +248,19 @@ func (d *Tidier) Tidy(ctx context.Context, inTx InTx, limit int) (t Tidied, more
 	return t, more, errors.Join(refused...)
 }
 
-// tidyPart does the pages from *from on, and moves it behind them unless they may have more such rows, or to the
-// beginning behind the last page.
-func tidyPart(ctx context.Context, inTx InTx, sql string, limit int, n *int, from *int64) (more bool, err error) {
-	tid := func(page int64) string { return fmt.Sprintf("(%d,0)", page) }
+// tidyPart does a step of a walk, which stays at the pages of the step if they may have more such rows.
+func tidyPart(
+	ctx context.Context, inTx InTx, sql string, limit int, n *int, walk *postgres.PageWalk,
+) (more bool, err error) {
 	var pages int64
-	err = inTx(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, sql, limit, tid(*from), tid(*from+tidyPages)).Scan(n, &pages)
-	})
-	if err == nil && *n == limit {
+	first, end := walk.Range()
+	err = inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, limit, first, end).Scan(n, &pages) })
+	switch {
+	case err != nil:
+		walk.Skip()
+		return false, err
+	case *n == limit:
 		return true, nil
 	}
-	*from += tidyPages
-	if err == nil && *from >= pages {
-		*from = 0
-	}
-	return *from > 0, err
+	return walk.Next(pages), nil
 }

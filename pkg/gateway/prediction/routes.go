@@ -39,8 +39,8 @@ type Predictions struct {
 	log     *slog.Logger
 	watch   *invalidation.EntryWatch // of entries whose ends requests wait for
 	beat    beat
-	owed    bell  // rung when a prediction with a webhook was made
-	sweptTo int64 // page of the table of predictions; of notices alone
+	owed    bell              // rung when a prediction with a webhook was made
+	swept   postgres.PageWalk // of the table of predictions; of notices alone
 }
 
 // New returns the predictions on a database, for the models and tokens of a gateway.

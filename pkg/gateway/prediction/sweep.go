@@ -25,22 +25,17 @@ WITH old AS (
 )
 SELECT count(*), pg_relation_size('penstock.prediction') / current_setting('block_size')::int FROM old`
 
-const (
-	sweepPages = 64  // of the table in a statement: some thousand predictions
-	sweepSteps = 100 // statements in a sweep
-)
+const sweepSteps = 100 // statements in a sweep
 
 // sweep reads a part of the table and removes what of it is to go. The next one goes on behind it.
 func (s *Predictions) sweep(ctx context.Context) error {
-	tid := func(page int64) string { return fmt.Sprintf("(%d,0)", page) }
 	for range sweepSteps {
 		var gone, pages int64
-		err := s.db.QueryRow(ctx, sweepSQL, tid(s.sweptTo), tid(s.sweptTo+sweepPages)).Scan(&gone, &pages)
-		if err != nil {
+		first, end := s.swept.Range()
+		if err := s.db.QueryRow(ctx, sweepSQL, first, end).Scan(&gone, &pages); err != nil {
 			return fmt.Errorf("sweep predictions: %w", err)
 		}
-		if s.sweptTo += sweepPages; s.sweptTo >= pages {
-			s.sweptTo = 0
+		if !s.swept.Next(pages) {
 			return nil
 		}
 	}

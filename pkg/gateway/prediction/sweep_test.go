@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // A sweep reads the table by pages: what one statement reads does not grow with what is kept.
@@ -26,8 +27,8 @@ func TestSweepRemovesPredictionsOfWhichNothingIsKnown(t *testing.T) {
 	      UNION ALL SELECT 'young', 'ada', -1, q.id, 'm', 'm', '{}'::jsonb, now() FROM penstock.queue q WHERE q.name = 'q'
 	      UNION ALL SELECT 'waits', 'ada', e.id, e.queue_id, 'm', 'm', '{}'::jsonb, now() - interval '1 day' FROM penstock.entry e`)
 	s := &Predictions{db: pool}
-	if err := s.sweep(t.Context()); err != nil || s.sweptTo != 0 {
-		t.Errorf("the sweep ended at page %d: %v", s.sweptTo, err)
+	if err := s.sweep(t.Context()); err != nil || s.swept != (postgres.PageWalk{}) {
+		t.Errorf("the sweep ended at %+v: %v", s.swept, err)
 	}
 	rows, _ := pool.Query(t.Context(), `SELECT id FROM penstock.prediction ORDER BY id`)
 	left, err := pgx.CollectRows(rows, pgx.RowTo[string])
