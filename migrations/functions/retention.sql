@@ -75,7 +75,7 @@ $$;
 
 -- outcome_of returns how an entry ended, after it is gone: exactly one row, or none for an entry
 -- that has not ended.
--- Callers: explain_entry; pkg/invalidation.
+-- Callers: explain_entry; pkg/invalidation, pkg/gateway/prediction.
 CREATE OR REPLACE FUNCTION penstock.outcome_of(bigint)
 RETURNS TABLE (queue text, outcome penstock.outcome, ended_at timestamptz, created_at timestamptz, attempt smallint,
                crashes smallint, node_id bigint, token bigint, run_ms bigint, reason text, class text, result jsonb)

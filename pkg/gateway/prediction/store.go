@@ -39,7 +39,7 @@ type row struct {
 }
 
 // rowSQL reads predictions with the state of their entries. One of which neither an outcome nor the entry is there
-// any more is not known.
+// any more is not known. Postgres inlines outcome_of: the outcomes of one queue are read.
 const rowSQL = `
 SELECT p.id, p.owner, p.entry_id, p.queue_id, p.model, p.version, p.input, p.stream_key, p.webhook, p.events,
        p.deadline, p.created_at, s.state, s.reason, s.result, s.claimed_at, s.ended_at, s.run_ms,
@@ -48,14 +48,9 @@ SELECT p.id, p.owner, p.entry_id, p.queue_id, p.model, p.version, p.input, p.str
   FROM penstock.prediction p
   JOIN penstock.queue q ON q.id = p.queue_id
  CROSS JOIN LATERAL (
-       SELECT r.outcome::text AS state, coalesce(r.reason, '') AS reason, r.result,
-              NULL::timestamptz AS claimed_at, r.finished_at AS ended_at, r.run_ms
-         FROM penstock.result r
-        WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id AND penstock.kept(r.finished_at, q.result_retention)
-       UNION ALL
-       SELECT 'failed', f.error, NULL, NULL, f.failed_at, NULL
-         FROM penstock.failure f
-        WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id AND penstock.kept(f.failed_at, q.failure_retention)
+       SELECT o.outcome::text AS state, coalesce(o.reason, '') AS reason, o.result,
+              NULL::timestamptz AS claimed_at, o.ended_at, o.run_ms
+         FROM penstock.outcome_of(p.entry_id) o WHERE o.queue = q.name
        UNION ALL
        SELECT CASE WHEN l.token IS NULL THEN 'waiting' ELSE 'running' END, '', NULL, l.claimed_at, NULL, NULL
          FROM penstock.entry e
@@ -97,12 +92,7 @@ SELECT p.id, p.created_at, pg_column_size(p.input) + coalesce((
   JOIN penstock.queue q ON q.id = p.queue_id
  WHERE p.owner = $1 AND (p.created_at, p.id) < ($2::timestamptz, $3)
    AND (EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)
-        OR EXISTS (SELECT FROM penstock.result r
-                    WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id
-                      AND penstock.kept(r.finished_at, q.result_retention))
-        OR EXISTS (SELECT FROM penstock.failure f
-                    WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id
-                      AND penstock.kept(f.failed_at, q.failure_retention)))
+        OR EXISTS (SELECT FROM penstock.outcome_of(p.entry_id) o WHERE o.queue = q.name))
  ORDER BY p.created_at DESC, p.id DESC
  LIMIT $4`
 
