@@ -29,7 +29,7 @@ func (p *Pool) demand(now time.Time) (need, usable int) {
 	for _, i := range p.fleet.instances {
 		free += max(0, i.room(now))
 		room += i.headroom(now)
-		below = below || i.usable && (now.Before(i.cool) || i.limit.value() < i.limit.slots)
+		below = below || i.usable && (i.backoff.Active(now) || i.limit.value() < i.limit.slots)
 	}
 	need = max(0, p.waiting-free)
 	if !below {
@@ -42,7 +42,7 @@ func (p *Pool) demand(now time.Time) (need, usable int) {
 func (p *Pool) limited(now time.Time) slot.Limited {
 	l := slot.Limited{Instances: []int32{}, Rooms: []int32{}} // not null
 	for _, i := range p.fleet.instances {
-		if i.usable && (now.Before(i.cool) || i.limit.value() < i.limit.slots) {
+		if i.usable && (i.backoff.Active(now) || i.limit.value() < i.limit.slots) {
 			l.Instances = append(l.Instances, i.id)
 			l.Rooms = append(l.Rooms, int32(i.headroom(now))) //nolint:gosec // at most the slots of an instance
 		}

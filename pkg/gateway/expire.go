@@ -99,8 +99,8 @@ func (p *Pool) thaw() (at time.Time) {
 		return at
 	}
 	for _, i := range p.fleet.instances {
-		if i.usable && !i.cool.IsZero() && (at.IsZero() || i.cool.Before(at)) {
-			at = i.cool
+		if until := i.backoff.Until; i.usable && !until.IsZero() && (at.IsZero() || until.Before(at)) {
+			at = until
 		}
 	}
 	return at
@@ -110,8 +110,8 @@ func (p *Pool) thaw() (at time.Time) {
 // tried again.
 func (p *Pool) Tick(now time.Time) {
 	for _, i := range p.fleet.instances {
-		if !i.cool.IsZero() && !now.Before(i.cool) {
-			i.cool = time.Time{}
+		if !i.backoff.Active(now) {
+			i.backoff.Until = time.Time{}
 		}
 	}
 	p.dispatch(now)

@@ -1,6 +1,10 @@
 package gateway
 
-import "time"
+import (
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+)
 
 // An instance whose calls fail at once has room again and again, and would draw all that waits to itself. It fails when
 // faultsMost calls did so with no success in between, while another one is sound: it gets one call a second then, and
@@ -21,7 +25,7 @@ func (p *Pool) judge(now time.Time, r *Request, i *instance, end CallEnd) {
 	case end.Unused:
 	case end.Busy:
 		i.limit.busy(now)
-		i.chill(now, end.RetryAfter)
+		i.backoff.NoRoom(now, end.RetryAfter, 1)
 	case end.Misrouted && r.Misrouted:
 		p.acquit(r, i)
 	case end.Fault && end.Took < faultFast:
@@ -31,7 +35,7 @@ func (p *Pool) judge(now time.Time, r *Request, i *instance, end CallEnd) {
 			i.clear()
 		}
 		if !i.failing {
-			i.coolFor = 0
+			i.backoff.Reset()
 		}
 		i.limit.grow(now, i.inFlight+1)
 		if !end.Failed {
@@ -48,8 +52,7 @@ func (p *Pool) fault(now time.Time, r *Request, i *instance) {
 	case i.failing && !r.trial: // it began with those that have shown it
 	case i.faults >= faultsMost && p.fleet.sound(i):
 		i.failing = true
-		i.coolFor = min(max(2*i.coolFor, faultMin), faultMax)
-		i.cool = now.Add(i.coolFor)
+		i.backoff.Grow(now, faultMin, faultMax)
 	}
 }
 
@@ -70,7 +73,7 @@ func (p *Pool) acquit(r *Request, other *instance) {
 // try notes that a call begins at an instance that fails: the next one waits.
 func (i *instance) try(now time.Time, r *Request) {
 	if r.trial = i.failing; r.trial {
-		i.cool = now.Add(i.coolFor)
+		i.backoff.Repeat(now)
 	}
 }
 
@@ -83,7 +86,7 @@ func (i *instance) clear() {
 // heal gives an instance that failed its share again.
 func (i *instance) heal() {
 	if i.failing {
-		i.failing, i.cool, i.coolFor = false, time.Time{}, 0
+		i.failing, i.backoff = false, worker.Backoff{}
 	}
 }
 

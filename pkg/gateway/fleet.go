@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/pkg/slot"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // fleet is the instances of one model as the pool sees them, with the slots that this gateway holds.
@@ -25,20 +26,19 @@ type instance struct {
 	limit    limiter
 	slots    slot.Ledger[struct{}] // those held here
 	inFlight int                   // calls, those among them whose slots were lost meanwhile
-	cool     time.Time             // the worker had no room, or fails: not before
-	coolFor  time.Duration
-	faults   int     // calls that failed at once since one succeeded
-	failing  bool    // it gets one call a second at most
-	queued   float64 // estimated slot-ms of what is in flight
-	rate     float64 // tokens a second that it generated of late, over all calls
-	kv       float64 // used part of the KV cache, at kvAt
+	backoff  worker.Backoff        // after a call that the worker had no room for, and while it fails
+	faults   int                   // calls that failed at once since one succeeded
+	failing  bool                  // it gets one call a second at most
+	queued   float64               // estimated slot-ms of what is in flight
+	rate     float64               // tokens a second that it generated of late, over all calls
+	kv       float64               // used part of the KV cache, at kvAt
 	kvAt     time.Time
 	adapters map[string]time.Time // LoRA adapters, and when each was used last
 }
 
 // room is how many more calls the instance may get now.
 func (i *instance) room(now time.Time) int {
-	if !i.usable || now.Before(i.cool) {
+	if !i.usable || i.backoff.Active(now) {
 		return 0
 	}
 	return min(i.slots.Idle(), i.limit.value()-i.inFlight)
@@ -46,7 +46,7 @@ func (i *instance) room(now time.Time) int {
 
 // headroom is how many more slots of the instance could be used now if they were held.
 func (i *instance) headroom(now time.Time) int {
-	if !i.usable || now.Before(i.cool) {
+	if !i.usable || i.backoff.Active(now) {
 		return 0
 	}
 	return max(0, i.limit.value()-i.slots.Held())
@@ -200,18 +200,4 @@ func (i *instance) begin(estimate float64) *leasedSlot {
 func (i *instance) end(estimate float64) {
 	i.inFlight--
 	i.queued = max(0, i.queued-estimate)
-}
-
-// Bounds on how long an instance without room is left alone.
-const (
-	coolMin = 20 * time.Millisecond
-	coolMax = 2 * time.Second
-	coolAsk = 30 * time.Second // that a worker may ask for
-)
-
-// chill keeps calls from an instance that had no room: as long as it asked, and then twice as long each
-// time until a call succeeds.
-func (i *instance) chill(now time.Time, asked time.Duration) {
-	i.coolFor = min(max(2*i.coolFor, coolMin), coolMax)
-	i.cool = now.Add(max(i.coolFor, min(asked, coolAsk)))
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
 
@@ -49,7 +50,7 @@ func TestEachServerWithoutRoomIsLeftForAnother(t *testing.T) {
 				}
 			}
 			n, took := first.Load(), time.Since(begin)
-			if n == 0 || took < coolMin<<(n-1)-coolMin { // it is left alone for twice as long each time
+			if n == 0 || took < worker.BackoffMin<<(n-1)-worker.BackoffMin { // it is left alone for twice as long each time
 				t.Errorf("%d of 8 calls within %s went to the instance without room", n, took)
 			}
 			workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })

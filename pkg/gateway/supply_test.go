@@ -129,7 +129,7 @@ func TestAPoolWantsTheSlotsThatItsInstancesTake(t *testing.T) {
 			}
 		}
 		if c.cool {
-			i.cool = now.Add(time.Second)
+			i.backoff.Until = now.Add(time.Second)
 		}
 		for k := int32(1); k < c.held; k++ {
 			p.Grant(now, []slot.Held{{Instance: 1, Number: k, Token: int64(k) + 1}})

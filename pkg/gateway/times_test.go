@@ -354,8 +354,8 @@ func TestAClientThatLeavesAtItsDispatchDoesNotSlowTheInstance(t *testing.T) {
 			left++
 		}
 		pool.do(func(_ time.Time, p *Pool) {
-			if i := p.fleet.find(1); i.limit.limit != 10 || !i.cool.IsZero() {
-				t.Fatalf("the limit is %.1f of 10, and the instance cools for %s", i.limit.limit, i.coolFor)
+			if i := p.fleet.find(1); i.limit.limit != 10 || !i.backoff.Until.IsZero() {
+				t.Fatalf("the limit is %.1f of 10, and the instance gets no call until %s", i.limit.limit, i.backoff.Until)
 			}
 		})
 		if left == 20 {

@@ -192,20 +192,11 @@ func (r *slotRef) doubt(queue int32, entry invalidation.EntryID, reason string) 
 	}()
 }
 
-// Bounds on how long an instance without room is left alone by this node.
-const (
-	coolMin = 20 * time.Millisecond
-	coolMax = 2 * time.Second
-	askMax  = 30 * time.Second // that a worker may ask for, whose header may be wrong
-)
-
-// cool keeps calls from an instance whose worker had no room: for as long as it asked, 0 if it did
-// not, and then twice as long each time until a call succeeds, jittered by a quarter.
-func (r *slotRef) cool(asked time.Duration) {
+// backOff keeps calls of this node from the instance, whose worker had no room, and asked for that wait (0: none).
+// Nodes that are refused together do not come again together: the wait is jittered by a quarter.
+func (r *slotRef) backOff(asked time.Duration) {
 	r.pool.mu.Lock()
 	defer r.pool.mu.Unlock()
-	of := r.pool.stateOf(r.model).ledger.of(r.slot.Instance)
-	of.coolFor = min(max(2*of.coolFor, coolMin), coolMax)
-	wait := time.Duration(float64(of.coolFor) * (0.75 + 0.5*rand.Float64())) //nolint:gosec // jitter
-	of.cool = time.Now().Add(max(wait, min(asked, askMax)))
+	jitter := 0.75 + 0.5*rand.Float64() //nolint:gosec // jitter
+	r.pool.stateOf(r.model).ledger.of(r.slot.Instance).backoff.NoRoom(time.Now(), asked, jitter)
 }

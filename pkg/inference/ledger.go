@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/pkg/slot"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // slotLedger is the arithmetic of the permits of one model: how many entries may be claimed for the slots that the node
@@ -61,13 +62,12 @@ type slotCall struct {
 // instanceSlots is the slots of one instance, with what decides about calls to it.
 type instanceSlots struct {
 	slot.Ledger[slotCall]
-	awaited int           // entries that wait for a busy one
-	limit   int32         // slots the instance has; those numbered from there on are given back; 0: not known
-	cool    time.Time     // the worker had no room: not before then
-	coolFor time.Duration // how long that was the last time
-	loaded  string        // the affinity of the last call that had one
-	used    time.Time     // when that call began
-	served  int64         // calls
+	awaited int            // entries that wait for a busy one
+	limit   int32          // slots the instance has; those numbered from there on are given back; 0: not known
+	backoff worker.Backoff // after a call that the worker had no room for
+	loaded  string         // the affinity of the last call that had one
+	used    time.Time      // when that call began
+	served  int64          // calls
 
 	begun    int64     // calls, those that are followed on included
 	suspects int       // busy slots of suspects, which run apart from each other
@@ -167,7 +167,7 @@ func (l *slotLedger) free(now time.Time, usable func(instance int32) bool) int {
 	for id, s := range l.instances {
 		busy += s.Busy()
 		switch {
-		case s.Idle() == 0 || now.Before(s.cool) || !usable(id):
+		case s.Idle() == 0 || s.backoff.Active(now) || !usable(id):
 		case s.admits(together, now):
 			idle += s.Idle()
 		case s.admits(alone, now):
@@ -201,7 +201,7 @@ func (l *slotLedger) assign(now time.Time, want slotRequest, admit func(instance
 ) {
 	var candidates []candidate
 	for id, s := range l.instances {
-		if !now.Before(s.cool) && !want.exclude[id] && s.admits(want.caution, now) {
+		if !s.backoff.Active(now) && !want.exclude[id] && s.admits(want.caution, now) {
 			candidates = append(candidates, candidate{
 				id: id, idle: s.Idle(), busy: s.Busy(), awaited: s.awaited, loaded: s.loaded,
 				used: s.used, served: s.served,
@@ -410,7 +410,7 @@ func (l *slotLedger) surplus(now time.Time, idleMax time.Duration, usable func(i
 				l.sendAway(h)
 			}
 		}
-		if s.Held() == 0 && !now.Before(s.cool) && !good {
+		if s.Held() == 0 && !s.backoff.Active(now) && !good {
 			delete(l.instances, id)
 		}
 	}

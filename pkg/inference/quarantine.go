@@ -14,7 +14,7 @@ func (r *slotRef) record(ctx context.Context, o worker.Outcome, e evidence) verd
 	p := r.pool
 	p.mu.Lock()
 	if o.Kind == worker.Done {
-		p.stateOf(r.model).ledger.of(r.slot.Instance).coolFor = 0
+		p.stateOf(r.model).ledger.of(r.slot.Instance).backoff.Reset()
 	}
 	e.probe, r.probe = r.probe, false
 	v := p.breakerOf(r.model).Record(time.Now(), r.endpoint.Server, o, e)

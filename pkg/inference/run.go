@@ -326,12 +326,12 @@ func (d *dispatch) record(ctx context.Context, o *worker.Outcome) {
 		d.blame.served(d.model.Name, d.call.Entry, d.held.endpoint.ID, time.Now())
 	}
 	if o.FreeOfCharge() && !o.MaybeRunning {
-		d.held.cool(o.RetryAfter)
+		d.held.backOff(o.RetryAfter)
 		if !known.last {
 			o.RetryAfter = 0 // it asked for itself: another instance may have room sooner
 		}
 	}
-	o.RetryAfter = min(o.RetryAfter, askMax) // its calls are not kept back for longer either
+	o.RetryAfter = min(o.RetryAfter, worker.RetryAfterMax) // its calls are not kept back for longer either
 	if l.during {
 		o.RetryAfter = max(o.RetryAfter, d.suspectWait())
 	}

@@ -101,8 +101,8 @@ func TestEntryIsNotPutOffForLongByOneInstance(t *testing.T) {
 		b.start(ServiceConfig{})
 		id := b.push(`{}`)[0]
 		b.await(1, `SELECT count(*) FROM penstock.ready WHERE entry_id = $1 AND not_before IS NOT NULL`, id)
-		if b.count(putOff, id, askMax.Seconds()) != 0 {
-			t.Errorf("it is put off for more than %s", askMax)
+		if b.count(putOff, id, worker.RetryAfterMax.Seconds()) != 0 {
+			t.Errorf("it is put off for more than %s", worker.RetryAfterMax)
 		}
 	})
 	t.Run("beside another", func(t *testing.T) {

@@ -33,6 +33,7 @@
 //	                           server-sent events: read, put together, written to a log
 //	follow.go, report.go       accepted runs: followed by polls, ended by reports
 //	load.go                    the load figures that workers report
+//	backoff.go                 how long an instance that had no room gets no calls
 //
 // Everything that decides (classes, limits of a run) is pure and takes now. Everything that talks
 // HTTP is in transport.go and the protocol's own file.
