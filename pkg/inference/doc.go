@@ -72,6 +72,7 @@
 //	run.go, conclude.go        the life of an entry, and what each outcome means for it
 //	waitlist.go, batcher.go    entries that share a call or wait for a worker that has loaded what they need
 //	remote.go, reports.go      runs that outlive their connection or their node
+//	reattach.go                the life of an entry whose run an earlier lock began
 //	aborted.go                 generations that an instance gave up: is it about to go away?
 //	blame.go                   entries for whose failures their instances were excused, and how often
 //	suspect.go                 entries whose calls ended with the device lost: which of them is to blame?
