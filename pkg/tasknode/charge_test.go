@@ -114,7 +114,7 @@ func TestGroupIsChargedEntryByEntry(t *testing.T) {
 		n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
 		n.runs = t.Context()
 		group := assigned(1, 2, 3, 4)
-		n.holdings.ran(group.served, 10*time.Second, 10, 10, true)
+		n.holdings.noteDone(group.served, 10*time.Second, 10, 10, true)
 		group.handler = invalidation.HandlerFunc(func(context.Context, *invalidation.Run) (json.RawMessage, error) {
 			time.Sleep(10 * time.Second)
 			return nil, nil
@@ -138,7 +138,7 @@ func TestEntriesThatRunTogetherAreChargedOnce(t *testing.T) {
 		n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
 		n.runs = t.Context()
 		group := assigned(1, 2, 3, 4)
-		n.holdings.ran(group.served, 10*time.Second, 10, 10, true)
+		n.holdings.noteDone(group.served, 10*time.Second, 10, 10, true)
 		group.handler = batchFunc(func(_ context.Context, runs []*invalidation.Run) []invalidation.BatchAnswer {
 			time.Sleep(10 * time.Second)
 			return make([]invalidation.BatchAnswer, len(runs))
@@ -159,7 +159,7 @@ func TestALateClaimCostsItsFlowNothing(t *testing.T) {
 	ranker := &ledger{}
 	n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
 	group := assigned(1, 2)
-	n.holdings.ran(group.served, 10*time.Second, 10, 10, true)
+	n.holdings.noteDone(group.served, 10*time.Second, 10, 10, true)
 	lease := &laneLease{served: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}
 	answer := &claimAnswer{
 		node: n, start: time.Now().Add(-time.Hour), reserved: reservation{node: n, queue: group.served, locks: 1},
@@ -216,8 +216,8 @@ func TestARunIsChargedWhatRunsOfItsQueueUse(t *testing.T) {
 func TestARunThatHangsIsChargedItsTimeOrTwiceTheUsual(t *testing.T) {
 	h := newHoldings()
 	calls, gpus := &servedQueue{id: 1}, &servedQueue{id: 2}
-	h.ran(calls, time.Millisecond, 10, 10, true)
-	h.ran(gpus, time.Minute, 480, 480, true)
+	h.noteDone(calls, time.Millisecond, 10, 10, true)
+	h.noteDone(gpus, time.Minute, 480, 480, true)
 	for _, c := range []struct {
 		queue *servedQueue
 		after time.Duration

@@ -95,9 +95,9 @@ func (h *holdings) held(lane laneKey) int {
 	return h.lanes[lane]
 }
 
-// ran takes the length of a run, its use and its cost into the averages, which follow the last ten or so; whole says
-// that it was all that its lock covered.
-func (h *holdings) ran(s *servedQueue, d time.Duration, use, cost float64, whole bool) {
+// noteDone takes a run in which an entry was done into the averages: its length, its use and its cost. whole says that
+// the run was all that its lock covered.
+func (h *holdings) noteDone(s *servedQueue, d time.Duration, use, cost float64, whole bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.of(s)
@@ -106,29 +106,30 @@ func (h *holdings) ran(s *servedQueue, d time.Duration, use, cost float64, whole
 	}
 	l.use += (use - l.use) / 10
 	l.cost += (cost - l.cost) / 10
-	l.run = follow(l.run, d)
+	l.run = moved(l.run, d)
 	if whole {
-		l.lock = follow(l.lock, d)
+		l.lock = moved(l.lock, d)
 	}
 }
 
-// took does the same for all that a lock covered whose entries ran one after another.
-func (h *holdings) took(s *servedQueue, d time.Duration) {
+// noteLock takes into the average how long all took that a lock covered, where its entries ran one after another.
+func (h *holdings) noteLock(s *servedQueue, d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.of(s)
-	l.lock = follow(l.lock, d)
+	l.lock = moved(l.lock, d)
 }
 
-// lasted takes the length of a run into the average of runs that, however they ended.
-func (h *holdings) lasted(s *servedQueue, d time.Duration) {
+// noteRun takes the length of a run into the average of all runs, however it ended.
+func (h *holdings) noteRun(s *servedQueue, d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.of(s)
-	l.anyRun = follow(l.anyRun, d)
+	l.anyRun = moved(l.anyRun, d)
 }
 
-func follow(average, d time.Duration) time.Duration {
+// moved returns a moving average, over the last ten or so, with one length more.
+func moved(average, d time.Duration) time.Duration {
 	if average == 0 {
 		average = d + 1
 	}
@@ -172,9 +173,9 @@ func (h *holdings) usedIn(s *servedQueue, d time.Duration) float64 {
 	return min(d.Seconds()/l.run.Seconds()*l.use, max(d.Seconds(), 2*l.use))
 }
 
-// waited takes into account that a lock has waited for a thread for so long: the average by which it was claimed ahead
-// of the threads was too short.
-func (h *holdings) waited(s *servedQueue, d time.Duration) {
+// noteWait takes into account that a lock has waited for a thread for so long: the average by which it was claimed
+// ahead of the threads was too short.
+func (h *holdings) noteWait(s *servedQueue, d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.of(s)

@@ -142,7 +142,7 @@ func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
 	if f.fits(v, 500, 4) {
 		t.Error("it is let in beside runs of which nobody knows how long they are")
 	}
-	f.lasted(long, time.Millisecond)
+	f.noteRun(long, time.Millisecond)
 	if !f.fits(v, 500, 4) {
 		t.Error("it waits for a permit beside runs of a millisecond that all fail")
 	}

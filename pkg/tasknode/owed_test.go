@@ -52,7 +52,7 @@ func TestATurnOfALowBandIsItsShareOfWhatRuns(t *testing.T) {
 	n := New(Config{}, nil, nil)
 	s := &servedQueue{queue: &invalidation.Queue{}}
 	l := &laneLease{served: s}
-	n.holdings.ran(s, time.Minute, 60, 30, true)
+	n.holdings.noteDone(s, time.Minute, 60, 30, true)
 	for owed, want := range map[float64]int{0: claimMax, 1e-300: 1, 29: 1, 100: 3, 1e9: claimMax} {
 		l.ranked.Owed = owed
 		if got := n.claimMost(l); got != want {
@@ -72,12 +72,12 @@ func TestRunsOfANewQueueAreNotExpectedToBeFree(t *testing.T) {
 		}
 	}
 	expects("nothing has run", 1)
-	h.ran(short, time.Millisecond, 0.001, 0.001, true)
+	h.noteDone(short, time.Millisecond, 0.001, 0.001, true)
 	h.reserve(short, 0, 1)
 	expects("a short run is at hand", 1)
-	h.ran(long, time.Minute, 60, 60, true)
+	h.noteDone(long, time.Minute, 60, 60, true)
 	h.reserve(long, 0, 3)
 	expects("long runs are at hand", (3*60+0.001)/4)
-	h.ran(fresh, 2*time.Second, 2, 2, true)
+	h.noteDone(fresh, 2*time.Second, 2, 2, true)
 	expects("a run was done", 2)
 }

@@ -18,7 +18,7 @@ func (n *Node) process(j *job) {
 	if perRun < len(entries) {
 		defer func() {
 			if done {
-				n.holdings.took(j.served, time.Since(start))
+				n.holdings.noteLock(j.served, time.Since(start))
 			}
 		}()
 	}
@@ -171,9 +171,9 @@ func (n *Node) runBegun(
 			n.cfg.Observer.Ran(j.served.name, r.Entry.Waited+sinceClaim, each, err)
 			endings = append(endings, ending)
 		}
-		n.holdings.lasted(j.served, ran)
+		n.holdings.noteRun(j.served, ran)
 		if anyDone(endings) {
-			n.holdings.ran(j.served, ran, used, cost, whole)
+			n.holdings.noteDone(j.served, ran, used, cost, whole)
 		}
 		n.jobs.ran(j, cost)
 		return endings
