@@ -26,25 +26,34 @@ LANGUAGE sql AS $$
     ON CONFLICT (id) DO UPDATE SET beat_at = clock_timestamp(), kind = 'gateway'
 $$;
 
--- slot_reserves counts the slots of a model's usable instances, of those in a device group no more than
--- the group has, and how many of them are kept for
--- online calls and for durable entries alone: the shares of the model's policy, 20 and 10 percent
--- without one, rounded down. While no gateway lives, nothing is kept for either. A share that is not valid, of a policy
--- that was set before set_gateway_policy refused it, is taken as absent: gateways do the same.
+-- slot_reserves returns how many slots of a model nodes may hold together (total): those of its usable instances, of
+-- instances in a device group no more than the group has, without those in doubt (see followed_slots). And how many of
+-- them are kept for online calls and for durable entries alone: the shares of the model's policy, 20 and 10 percent
+-- without one, of all slots, also those in doubt, rounded down. While no gateway lives, nothing is kept for either. A
+-- share that is not valid, of a policy that was set before set_gateway_policy refused it, is taken as absent: gateways
+-- do the same.
 -- Callers: kind_room, equal_share, kind_share.
 CREATE OR REPLACE FUNCTION penstock.slot_reserves(wanted text, OUT total integer, OUT reserved integer,
                                                   OUT batch_reserved integer)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     SELECT t.total::integer,
-           CASE WHEN g.lives THEN floor(t.total * penstock.policy_share(p.config, 'reserved', 0.2)) ELSE 0 END::integer,
-           CASE WHEN g.lives THEN floor(t.total * penstock.policy_share(p.config, 'batch_reserved', 0.1))
+           CASE WHEN g.lives THEN floor(t.slots * penstock.policy_share(p.config, 'reserved', 0.2)) ELSE 0 END::integer,
+           CASE WHEN g.lives THEN floor(t.slots * penstock.policy_share(p.config, 'batch_reserved', 0.1))
                 ELSE 0 END::integer
       INTO total, reserved, batch_reserved
-      FROM (SELECT coalesce(sum(d.slots), 0) AS total FROM (
-                SELECT CASE WHEN i.device_group IS NULL THEN sum(i.slots)
-                    ELSE penstock.device_slots(i.device_group) END AS slots
-                  FROM penstock.instance i WHERE i.model = wanted AND penstock.usable(i) GROUP BY i.device_group) d) t
+      FROM (SELECT coalesce(sum(d.slots), 0) AS slots, coalesce(sum(greatest(0, d.slots - d.doubtful)), 0) AS total
+              FROM (SELECT sum(i.slots) AS slots,
+                           sum((SELECT count(*) FROM penstock.slot s
+                                 WHERE s.instance_id = i.id AND s.doubt_at IS NOT NULL)) AS doubtful
+                      FROM penstock.instance i
+                     WHERE i.model = wanted AND penstock.usable(i) AND i.device_group IS NULL
+                     UNION ALL
+                    SELECT penstock.device_slots(e.device_group),
+                           (SELECT count(*) FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
+                             WHERE x.device_group = e.device_group AND s.doubt_at IS NOT NULL)
+                      FROM (SELECT DISTINCT i.device_group FROM penstock.instance i
+                             WHERE i.model = wanted AND penstock.usable(i) AND i.device_group IS NOT NULL) e) d) t
      CROSS JOIN (SELECT EXISTS (SELECT FROM penstock.node n
                                  WHERE n.kind = 'gateway' AND n.draining_at IS NULL
                                    AND n.beat_at + n.lease > clock_timestamp()) AS lives) g
@@ -60,17 +69,15 @@ LANGUAGE sql IMMUTABLE AS $$
                 ELSE standard END
 $$;
 
--- held_by_kind counts the slots of a model that live or dead nodes of one kind (gateways, or task nodes) hold, those in
--- doubt left out.
+-- held_by_kind counts the slots of a model that live or dead nodes of one kind (gateways, or task nodes) hold.
 -- Callers: kind_room, kind_share, preempt_durable.
 CREATE OR REPLACE FUNCTION penstock.held_by_kind(wanted text, online boolean) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT count(*)
-              FROM penstock.instance i
-              JOIN penstock.slot s ON s.instance_id = i.id
+              FROM penstock.followed_slots(wanted) s
               LEFT JOIN penstock.node n ON n.id = s.node_id
-             WHERE i.model = wanted AND s.doubt_at IS NULL AND coalesce(n.kind = 'gateway', false) = online);
+             WHERE coalesce(n.kind = 'gateway', false) = online);
 END $$;
 
 -- kind_room returns how many more slots of a model a node's kind may hold: all but those that are

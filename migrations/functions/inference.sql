@@ -412,6 +412,17 @@ LANGUAGE sql VOLATILE AS $$
                     false)
 $$;
 
+-- followed_slots lists the slots of a model that nodes hold. One in doubt is in no count of what a node holds, and in
+-- no share: its call may still run, so that it takes room of its instance (slot_room), but no node can use it. It is
+-- inlined.
+-- Callers: held_by_kind, hungry_nodes, slot_share, equal_share, lease_room, slot_contention.
+CREATE OR REPLACE FUNCTION penstock.followed_slots(wanted text) RETURNS TABLE (node_id bigint, leased_at timestamptz)
+LANGUAGE sql STABLE AS $$
+    SELECT s.node_id, s.leased_at
+      FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
+     WHERE i.model = wanted AND s.doubt_at IS NULL
+$$;
+
 -- hungry_nodes lists the live nodes that within the last 3 seconds got fewer slots of a model than
 -- they requested, and still miss some, with the number of slots that they hold. A demand of a time in the
 -- future is from before the clock was set back: it counts when it is repeated.
@@ -421,8 +432,7 @@ CREATE OR REPLACE FUNCTION penstock.hungry_nodes(
 ) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
 LANGUAGE sql STABLE AS $$
     SELECT d.node_id, d.since,
-           (SELECT count(*) FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
-             WHERE i.model = wanted AND s.node_id = d.node_id AND s.doubt_at IS NULL)
+           (SELECT count(*) FROM penstock.followed_slots(wanted) s WHERE s.node_id = d.node_id)
       FROM penstock.slot_demand d
      WHERE d.model = wanted AND d.missing > 0
        AND d.wanted_at > clock_timestamp() - interval '3 seconds' AND d.wanted_at <= clock_timestamp()
@@ -512,8 +522,7 @@ BEGIN
     END IF;
     RETURN coalesce(penstock.equal_share(wanted, penstock.node_online(node), node),
                     (SELECT CASE WHEN min(s.leased_at) < clock_timestamp() - interval '5 seconds' THEN 0 ELSE 1 END
-                       FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
-                      WHERE i.model = wanted AND s.node_id = node AND s.doubt_at IS NULL));
+                       FROM penstock.followed_slots(wanted) s WHERE s.node_id = node));
 END $$;
 
 -- equal_share returns the share of each party of a kind in the slots of a model (see slot_share), of which `node` is
@@ -533,9 +542,8 @@ BEGIN
                             JOIN LATERAL penstock.hungry_nodes(p.model) h
                          UNION SELECT p.model, s.node_id
                                  FROM penstock.peer_models(wanted) p
-                                 JOIN penstock.instance i ON i.model = p.model
-                                     JOIN penstock.slot s ON s.instance_id = i.id
-                                WHERE s.doubt_at IS NULL AND penstock.node_lives(s.node_id)
+                                CROSS JOIN LATERAL penstock.followed_slots(p.model) s
+                                WHERE penstock.node_lives(s.node_id)
                          UNION SELECT wanted, node WHERE node IS NOT NULL) everybody
                      WHERE penstock.node_online(everybody.node_id) = online) b);
 END $$;
@@ -599,8 +607,7 @@ BEGIN
     IF share IS NULL THEN
         RETURN room;
     END IF;
-    SELECT count(*) INTO mine FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
-     WHERE x.model = wanted AND s.node_id = node;
+    SELECT count(*) INTO mine FROM penstock.followed_slots(wanted) s WHERE s.node_id = node;
     RETURN (SELECT greatest(0, least(room, share - mine, f.free - t.before))
               FROM (SELECT coalesce(sum(penstock.slot_room(x)), 0) AS free
                       FROM penstock.instance x WHERE x.model = wanted AND penstock.usable(x)) f,

@@ -194,12 +194,11 @@ SELECT m.name AS model, k.node_id, n.name AS node, count(s.node_id) AS held, h.s
        penstock.slot_share(m.name, k.node_id) AS share
   FROM penstock.model m
  CROSS JOIN LATERAL (
-       SELECT s.node_id FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id WHERE i.model = m.name
+       SELECT s.node_id FROM penstock.followed_slots(m.name) s
         UNION SELECT x.node_id FROM penstock.hungry_nodes(m.name) x) k
   LEFT JOIN penstock.node n ON n.id = k.node_id
   LEFT JOIN penstock.hungry_nodes(m.name) h ON h.node_id = k.node_id
-  LEFT JOIN (SELECT i.model, s.node_id FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id) s
-         ON s.model = m.name AND s.node_id = k.node_id
+  LEFT JOIN LATERAL penstock.followed_slots(m.name) s ON s.node_id = k.node_id
  GROUP BY m.name, k.node_id, n.name, h.since;
 COMMENT ON VIEW penstock.slot_contention IS 'nodes that hold slots of a model and nodes that want more; share is the number that each may hold while another goes without';
 

@@ -15,8 +15,9 @@
 //     another node's meanwhile changes nothing: one without an answer may be sent again.
 //   - A statement without an answer may be carried out at any later time. Slots that it returns or hands over are not
 //     used again. After a lease or an adoption without one the node asks what it holds (Holder.Slots).
-//   - A slot whose call may still run, although the node does not follow it, is put in doubt. It counts as held until a
-//     probe of the instance says otherwise, or the node that follows the run on adopts it.
+//   - A slot whose call may still run, although the node does not follow it, is put in doubt. It takes room of its
+//     instance, and is in no node's share, until a probe of the instance says otherwise, or the node that follows the
+//     run on adopts it.
 //
 // # How task nodes and gateways differ
 //

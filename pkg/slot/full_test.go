@@ -79,6 +79,27 @@ func TestATaskNodeDoesNotWaitForAnotherLease(t *testing.T) {
 	}
 }
 
+// Two of four slots are in doubt, of calls of one node, and two are free. No node can use those in doubt: the nodes share
+// the others, whoever's the calls were.
+func TestSlotsInDoubtAreInNoShare(t *testing.T) {
+	t.Parallel()
+	r := newRack(t)
+	r.lastingDemands()
+	one, two := r.node(1), r.node(2)
+	leased := r.lease(one, 4).Slots
+	r.lease(two, 4)
+	r.must(one.Doubt(t.Context(), []Doubt{{Held: leased[0], Reason: "test"}, {Held: leased[1], Reason: "test"}}))
+	r.must(one.Return(t.Context(), leased[2:]))
+	var held, share int
+	r.query(`SELECT coalesce(sum(held), 0), penstock.slot_share('m', 1) FROM penstock.slot_contention`, &held, &share)
+	if held != 0 || share != 1 {
+		t.Errorf("nodes hold %d slots, and one may hold %d, want 0 and 1", held, share)
+	}
+	if got := r.lease(one, 4).Slots; len(got) != 1 {
+		t.Errorf("the node whose calls are in doubt got %d slots while the other misses some, want 1", len(got))
+	}
+}
+
 // Shares that are computed once for each kind of node are those of the nodes, as far as these lack something of them.
 func TestSharesOfKindsAreThoseOfNodes(t *testing.T) {
 	t.Parallel()
