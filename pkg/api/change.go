@@ -178,14 +178,3 @@ func (a *API) alter(ctx context.Context, c Conditional, of object, key string,
 		return do(d)
 	})
 }
-
-// find returns the only row that matches, or invalidation.ErrNotFound.
-func find[T any](what string, rows []T, is func(T) bool) (T, error) {
-	for _, row := range rows {
-		if is(row) {
-			return row, nil
-		}
-	}
-	var none T
-	return none, fmt.Errorf("%s: %w", what, invalidation.ErrNotFound)
-}

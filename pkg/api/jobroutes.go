@@ -205,7 +205,7 @@ func (a *API) registerServer(ctx context.Context, in *serverRegistration) (*answ
 	if err != nil {
 		return nil, err
 	}
-	found, err := model(ctx, a.operator, b.Model)
+	found, err := a.operator.Model(ctx, b.Model)
 	if errors.Is(err, invalidation.ErrNotFound) {
 		found.Queue, err = a.operator.RegisterModel(ctx, b.Model, []byte(`{"protocol": "dispatcher"}`), by)
 	}
@@ -225,7 +225,7 @@ func (a *API) registerServer(ctx context.Context, in *serverRegistration) (*answ
 
 // modelConfig answers with every field that has a value, defaults included.
 func (a *API) modelConfig(ctx context.Context, name string) (*answer[map[string]any], error) {
-	found, err := model(ctx, a.operator, name)
+	found, err := a.operator.Model(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +244,7 @@ type modelConfigPut struct {
 }
 
 func (a *API) putModelConfig(ctx context.Context, in *modelConfigPut) (*answer[map[string]any], error) {
-	found, err := model(ctx, a.operator, in.Model)
+	found, err := a.operator.Model(ctx, in.Model)
 	if err != nil {
 		return nil, err
 	}

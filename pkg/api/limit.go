@@ -28,7 +28,7 @@ func (a *API) limitRoutes() {
 		method: "GET", path: one, id: "show-limit", summary: "One limit",
 		scope: read, of: ofPlatform,
 	}, func(ctx context.Context, in *InLimit) (*tagged[operator.Limit], error) {
-		found, err := limit(ctx, a.operator, in.Limit)
+		found, err := a.operator.Limit(ctx, in.Limit)
 		return &tagged[operator.Limit]{limitTag(found), found}, err
 	})
 	change(a, route{
@@ -86,14 +86,6 @@ func (a *API) limitRoutes() {
 	})
 }
 
-func limit(ctx context.Context, d *operator.Database, name string) (operator.Limit, error) {
-	found, err := d.Limits(ctx, operator.PageMax)
-	if err != nil {
-		return operator.Limit{}, err
-	}
-	return find("limit "+name, found, func(l operator.Limit) bool { return l.Name == name })
-}
-
 // limitTag is about what can be set, and not about what is in use.
 func limitTag(l operator.Limit) string {
 	text, _ := json.Marshal([]any{l.MaxUnits, l.Rate, l.Burst, l.PerFlow, l.PerKey})
@@ -115,7 +107,7 @@ func (a *API) setLimit(ctx context.Context, in *limitSetting) error {
 func (a *API) alterLimit(ctx context.Context, c Conditional, name string, do func(*operator.Database) error) error {
 	return a.alter(ctx, c, operator.ObjectLimit, name,
 		func(d *operator.Database) (string, error) {
-			found, err := limit(ctx, d, name)
+			found, err := d.Limit(ctx, name)
 			return limitTag(found), err
 		}, do)
 }

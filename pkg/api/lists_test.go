@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // slowFailures is a database whose lists of failures hold their connections until ended is closed.
@@ -93,5 +95,19 @@ func TestListsLeaveConnectionsToPushesAndProbes(t *testing.T) {
 	}
 	if w := call(a, "GET", local+"/readyz", "", ""); w.Code != http.StatusOK {
 		t.Errorf("the probe beside slow lists: %d %s", w.Code, w.Body)
+	}
+}
+
+// One model and one limit are read by their names: one behind as many as a list has is there too.
+func TestOneIsFoundBehindThoseOfAList(t *testing.T) {
+	w := newWorld(t)
+	w.exec(fmt.Sprintf(`INSERT INTO penstock.model (name, config)
+	                    SELECT coalesce('a' || nullif(n, 0), 'last'), '{}' FROM generate_series(0, %d) n`, operator.PageMax))
+	w.exec(fmt.Sprintf(`INSERT INTO penstock."limit" (name, max_units)
+	                    SELECT coalesce('a' || nullif(n, 0), 'last'), 1 FROM generate_series(0, %d) n`, operator.PageMax))
+	for _, path := range []string{"/v1/models/last", "/v1/limits/last"} {
+		if answer := call(w.api, "GET", "http://localhost"+path, "", ""); answer.Code != http.StatusOK {
+			t.Errorf("GET %s: %d %s", path, answer.Code, answer.Body)
+		}
 	}
 }

@@ -37,7 +37,7 @@ func (a *API) modelRoutes() {
 		method: "GET", path: one, id: "show-model", summary: "One model with its config",
 		scope: read, of: ofModel,
 	}, func(ctx context.Context, in *InModel) (*tagged[operator.Model], error) {
-		found, err := model(ctx, a.operator, in.Model)
+		found, err := a.operator.Model(ctx, in.Model)
 		return &tagged[operator.Model]{etag(found.Config, found.Override), found}, err
 	})
 	add(a, route{
@@ -107,17 +107,9 @@ func (a *API) instanceRoutes() {
 	})
 }
 
-func model(ctx context.Context, d *operator.Database, name string) (operator.Model, error) {
-	found, err := d.Models(ctx, operator.PageMax)
-	if err != nil {
-		return operator.Model{}, err
-	}
-	return find("model "+name, found, func(m operator.Model) bool { return m.Name == name })
-}
-
 func modelTag(ctx context.Context, name string) func(*operator.Database) (string, error) {
 	return func(d *operator.Database) (string, error) {
-		found, err := model(ctx, d, name)
+		found, err := d.Model(ctx, name)
 		return etag(found.Config, found.Override), err
 	}
 }
@@ -140,7 +132,7 @@ func (a *API) registerModel(ctx context.Context, in *modelRegistration) (*answer
 	if err != nil {
 		return nil, err
 	}
-	found, err := model(ctx, a.operator, in.Model)
+	found, err := a.operator.Model(ctx, in.Model)
 	if err != nil && !errors.Is(err, invalidation.ErrNotFound) {
 		return nil, err
 	}
@@ -181,7 +173,7 @@ func (a *API) overrideModel(ctx context.Context, in *modelOverride) error {
 	if err != nil {
 		return err
 	}
-	found, err := model(ctx, a.operator, in.Model)
+	found, err := a.operator.Model(ctx, in.Model)
 	if err != nil {
 		return err
 	}

@@ -20,21 +20,25 @@ type Limit struct {
 	Queues   []string `json:"queues"` // that use it
 }
 
-// limitsSQL counts the units in use from the lock records, as the claim does.
-const limitsSQL = `
+// limitColumns counts the units in use from the lock records, as the claim does.
+const limitColumns = `
 SELECT l.name, l.max_units, l.rate::numeric::float8 AS rate, l.burst::numeric::float8 AS burst, l.per_flow, l.per_key,
        coalesce((SELECT sum(u.units * (SELECT sum(k.weight) FROM penstock.lock k WHERE k.queue_id = u.queue_id))
                    FROM penstock.limit_use u WHERE u.limit_id = l.id), 0)::bigint AS in_use,
        CASE WHEN l.rate IS NOT NULL AND NOT l.per_flow AND NOT l.per_key THEN penstock.bucket_units(l, '') END AS left,
        ARRAY(SELECT q.name FROM penstock.limit_use u JOIN penstock.queue q ON q.id = u.queue_id
               WHERE u.limit_id = l.id ORDER BY q.name) AS queues
-  FROM penstock."limit" l
- ORDER BY l.name
- LIMIT $1`
+  FROM penstock."limit" l`
 
 // Limits returns the limits by name.
 func (d *Database) Limits(ctx context.Context, limit int) ([]Limit, error) {
-	return list[Limit](ctx, d.db, "limits", limitsSQL, page(limit))
+	return list[Limit](ctx, d.db, "limits", limitColumns+` ORDER BY l.name LIMIT $1`, page(limit))
+}
+
+// Limit returns one limit, or ErrNotFound.
+func (d *Database) Limit(ctx context.Context, name string) (Limit, error) {
+	const sql = limitColumns + ` WHERE l.name = $1`
+	return show[Limit](ctx, d.db, fmt.Sprintf("limit %q", name), invalidation.ErrNotFound, sql, name)
 }
 
 // SetLimit makes a limit or changes the options that are given: max_units, rate, burst, per_flow, per_key.

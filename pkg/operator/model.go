@@ -23,7 +23,7 @@ type Model struct {
 	ChangedAt time.Time       `json:"changed_at"`
 }
 
-const modelsSQL = `
+const modelColumns = `
 SELECT m.name, coalesce((coalesce(m.config, '{}') || coalesce(m.override, '{}'))->>'protocol', '') AS protocol,
        penstock.model_queue(m.name) AS queue,
        m.config, m.override, i.instances, i.usable, i.slots, i.held, m.changed_at
@@ -32,13 +32,17 @@ SELECT m.name, coalesce((coalesce(m.config, '{}') || coalesce(m.override, '{}'))
        SELECT count(*) AS instances, count(*) FILTER (WHERE s.usable) AS usable,
               coalesce(sum(s.slots) FILTER (WHERE s.usable), 0)::bigint AS slots,
               coalesce(sum(s.held), 0)::bigint AS held
-         FROM penstock.instance_status s WHERE s.model = m.name) i
- ORDER BY m.name
- LIMIT $1`
+         FROM penstock.instance_status s WHERE s.model = m.name) i`
 
 // Models returns the models by name.
 func (d *Database) Models(ctx context.Context, limit int) ([]Model, error) {
-	return list[Model](ctx, d.db, "models", modelsSQL, page(limit))
+	return list[Model](ctx, d.db, "models", modelColumns+` ORDER BY m.name LIMIT $1`, page(limit))
+}
+
+// Model returns one model, or ErrNotFound.
+func (d *Database) Model(ctx context.Context, name string) (Model, error) {
+	const sql = modelColumns + ` WHERE m.name = $1`
+	return show[Model](ctx, d.db, fmt.Sprintf("model %q", name), invalidation.ErrNotFound, sql, name)
 }
 
 // RegisterModel registers a model, or replaces its config, and returns its queue.
