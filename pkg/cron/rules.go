@@ -19,9 +19,22 @@ import (
 // judging is how far a term has come with that. A round that left a job, because another session kept it or because the
 // time did not suffice, is followed by another one.
 type judging struct {
-	after int64 // the round goes on behind this job
-	left  bool  // this round has left a job
-	over  bool  // a round has left none
+	after int64          // the round goes on behind this job
+	left  bool           // this round has left a job
+	over  bool           // a round has left none
+	told  map[int64]bool // jobs that took too long alone, of which the log has a line: each round meets them again
+}
+
+// tell reports whether the log has no line yet about this job, and notes that it has.
+func (j *judging) tell(job int64) bool {
+	if j.told[job] {
+		return false
+	}
+	if j.told == nil {
+		j.told = map[int64]bool{}
+	}
+	j.told[job] = true
+	return true
 }
 
 // passed goes on behind a job; 0: there is none behind the last one.
@@ -82,10 +95,14 @@ func (e *Engine) judgeAgain(ctx context.Context) error {
 			e.toMove.Done(took, err)
 		}
 		if duty.Late(err) {
-			e.cfg.Log.WarnContext(ctx, "moving cron jobs took too long; trying again, fewer", "jobs", len(ids),
-				"error", err)
 			if len(ids) > 1 {
+				e.cfg.Log.WarnContext(ctx, "moving cron jobs took too long; trying again, fewer", "jobs", len(ids),
+					"error", err)
 				return nil // the next pass begins with the same
+			}
+			if e.judging.tell(ids[0]) {
+				e.cfg.Log.WarnContext(ctx, "moving a cron job took too long; each round of this term tries again",
+					"job", ids[0], "error", err)
 			}
 		} else if err != nil {
 			return err

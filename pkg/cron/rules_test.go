@@ -1,8 +1,11 @@
 package cron
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -121,6 +124,8 @@ func TestJobsThatCannotBeMovedInTimeKeepNoOtherJob(t *testing.T) {
 			    END $$;
 			    CREATE TRIGGER slow AFTER UPDATE ON penstock.cron_job REFERENCING NEW TABLE AS moved
 			        FOR EACH STATEMENT EXECUTE FUNCTION slow()`, most))
+			var log bytes.Buffer
+			b.engine.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
 			b.at(noon.Add(time.Minute))
 			if s := b.state("new"); s != "waiting" {
 				t.Errorf("the job that had no entry is %s", s)
@@ -134,6 +139,12 @@ func TestJobsThatCannotBeMovedInTimeKeepNoOtherJob(t *testing.T) {
 			}
 			if n := b.count(inPlaceSQL, noon.Add(time.Hour)); n != want {
 				t.Errorf("%d jobs were moved, want %d", n, want)
+			}
+			for i := range 20 {
+				line := fmt.Sprintf("job=%d ", i+1)
+				if n := strings.Count(log.String(), line); n > 1 || most == 0 && n == 0 {
+					t.Errorf("the log has %d lines with %q", n, line)
+				}
 			}
 		})
 	}
