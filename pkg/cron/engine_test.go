@@ -95,6 +95,15 @@ func (b *bed) count(sql string, args ...any) (n int) {
 	return n
 }
 
+// present is the time of the database, by which functions of the schema go. That of this process may be another one.
+func (b *bed) present() (now time.Time) {
+	b.Helper()
+	if err := b.pool.QueryRow(b.ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+		b.Fatal(err)
+	}
+	return now.UTC()
+}
+
 // at sets the clock and lets the engine make a pass.
 func (b *bed) at(now time.Time) {
 	b.Helper()
@@ -316,7 +325,7 @@ func TestAClockThatIsFarAheadFiresNothing(t *testing.T) {
 // count from now on.
 func TestAlteringTheSpecEndsTheSilenceAfterAClockThatWasAhead(t *testing.T) {
 	b := newBed(t)
-	right := time.Now().Truncate(time.Hour)
+	right := b.present().Truncate(time.Hour)
 	ahead, next := right.Add(24*time.Hour+30*time.Minute), right.Add(2*time.Hour)
 	b.now = right
 	b.job(Job{Name: "hourly", Schedule: Schedule{Spec: "@hourly", CatchUp: CatchUpNone}}) // drops what it was late for
@@ -345,7 +354,7 @@ func TestAlteringTheSpecEndsTheSilenceAfterAClockThatWasAhead(t *testing.T) {
 // A deployment that sets all settings of a job again does not fire a time whose entry an operator has cancelled.
 func TestAlteringTheSpecDoesNotFireATimeWhoseEntryWasCancelled(t *testing.T) {
 	b := newBed(t)
-	today := time.Now().Truncate(24 * time.Hour)
+	today := b.present().Truncate(24 * time.Hour)
 	tomorrow := today.Add(24 * time.Hour)
 	b.now = today
 	b.job(Job{Name: "nightly", Schedule: Schedule{Spec: "@daily"}})
