@@ -209,7 +209,7 @@ func (c *call) mayGoOn() bool { return !c.route.stopsOnClose(c.path) }
 // idempotent says whether the client allows that a call runs twice: it has sent the header Idempotency-Key.
 func (c *call) idempotent() bool { return c.request.Header.Get("Idempotency-Key") != "" }
 
-func (c *call) mayRetry() bool { return c.tries < 2 && c.gateway.retries.allow(c.route.pool) }
+func (c *call) mayRetry() bool { return c.tries < 2 && c.route.pool.retries.allow() }
 
 func isEvents(answer *http.Response) bool { return mediaType(answer.Header) == "text/event-stream" }
 

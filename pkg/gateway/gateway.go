@@ -100,7 +100,6 @@ type Gateway struct {
 	flows     atomic.Pointer[map[string]FlowState]
 	budget    byteBudget
 	bodies    bodyBudget
-	retries   retryBudget
 	ring      *ring
 	leases    *Leases // nil: slots are fixed
 	ready     atomic.Bool

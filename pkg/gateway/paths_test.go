@@ -63,14 +63,13 @@ func TestAColdStartThatTakesTooLongIsToldAsSuch(t *testing.T) {
 // Second attempts are a tenth of a pool's requests, and ten that are saved up; one pool has none of another's.
 func TestSecondAttemptsAreATenthOfTheRequests(t *testing.T) {
 	t.Parallel()
-	var b retryBudget
 	first, second := new(sharedPool), new(sharedPool)
-	b.earn(second)
+	second.retries.earn()
 	allowed := 0
 	for range 1000 {
-		b.earn(first)
+		first.retries.earn()
 		for range 3 {
-			if b.allow(first) {
+			if first.retries.allow() {
 				allowed++
 			}
 		}
@@ -79,11 +78,11 @@ func TestSecondAttemptsAreATenthOfTheRequests(t *testing.T) {
 		t.Errorf("%d second attempts of 1,000 requests, want 100 and 10 that were saved up", allowed)
 	}
 	for range 10 {
-		if !b.allow(second) {
+		if !second.retries.allow() {
 			t.Fatal("the attempts of one pool take those of another")
 		}
 	}
-	if b.allow(second) {
+	if second.retries.allow() {
 		t.Error("more than ten second attempts are saved up")
 	}
 }

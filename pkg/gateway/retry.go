@@ -2,11 +2,12 @@ package gateway
 
 import "sync"
 
-// retryBudget bounds second attempts to a tenth of a pool's requests, so that retries do not add a second
-// load to workers that break under the first. Each request earns a tenth of a retry, up to ten.
+// retryBudget bounds second attempts to a tenth of the requests of a pool, which has it, so that retries do not add a
+// second load to workers that break under the first. Each request earns a tenth of a retry, up to ten; at first there
+// are ten.
 type retryBudget struct {
-	mu     sync.Mutex
-	tenths map[*sharedPool]int
+	mu    sync.Mutex
+	spent int // tenths
 }
 
 const (
@@ -14,25 +15,18 @@ const (
 	retryMost = 100 // that are saved up
 )
 
-func (b *retryBudget) earn(pool *sharedPool) {
+func (b *retryBudget) earn() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.tenths == nil {
-		b.tenths = map[*sharedPool]int{}
-	}
-	saved, known := b.tenths[pool]
-	if !known {
-		saved = retryMost
-	}
-	b.tenths[pool] = min(saved+1, retryMost)
+	b.spent = max(b.spent-1, 0)
 }
 
-func (b *retryBudget) allow(pool *sharedPool) bool {
+func (b *retryBudget) allow() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.tenths[pool] < retryCost {
+	if b.spent+retryCost > retryMost {
 		return false
 	}
-	b.tenths[pool] -= retryCost
+	b.spent += retryCost
 	return true
 }

@@ -342,7 +342,7 @@ func (s *serving) wait(ctx context.Context) error {
 // exchange makes the call, and once more on another instance where nothing can have run.
 func (s *serving) exchange(ctx context.Context) error {
 	g := s.gateway
-	g.retries.earn(s.route.pool)
+	s.route.pool.retries.earn()
 	c := &call{
 		gateway: g, writer: s.w, request: s.r, route: s.route, path: s.r.URL.Path, held: s.held,
 		release: s.letGo, id: s.record.ID, token: s.record.Token, ticket: s.ticket, queued: s.queued,

@@ -14,6 +14,8 @@ type sharedPool struct {
 	need  func(s *sharedPool) // tells that slots are wanted; it must not block
 	spare func(s *sharedPool) // tells that slots came idle which others miss; it must not block
 
+	retries retryBudget
+
 	mu    sync.Mutex
 	pool  *Pool
 	alarm *time.Timer
