@@ -17,6 +17,7 @@ type tuning struct {
 
 	// of runs
 	busyWait    time.Duration // before an entry comes back that found no room
+	aloneWait   time.Duration // for a slot, of an entry that must be alone
 	readyWait   time.Duration // before an entry comes back that found no instance ready
 	cancelWait  time.Duration // for a worker to confirm a cancel
 	suspectWait time.Duration // before an entry that may have lost a device goes where none was served since
@@ -43,7 +44,8 @@ func usualTuning() tuning {
 			failures: 3, fast: 2 * time.Second, lasts: 15 * time.Second, lastsMax: 10 * time.Minute,
 		},
 
-		busyWait: 500 * time.Millisecond, readyWait: 2 * time.Second, cancelWait: 10 * time.Second,
+		busyWait: 500 * time.Millisecond, aloneWait: 30 * time.Second, readyWait: 2 * time.Second,
+		cancelWait:  10 * time.Second,
 		suspectWait: 30 * time.Second, lossWindow: 5 * time.Second, abortWait: 30 * time.Second,
 		inlineBytes: 64 << 10, storeWait: 15 * time.Minute, usageEvery: 10 * time.Second,
 

@@ -60,9 +60,6 @@ type grant struct {
 // nodes may claim it.
 const maxWait = time.Second
 
-// aloneWait is how long an entry waits that must be alone.
-const aloneWait = 30 * time.Second
-
 // usesWaitlist says whether entries of the model wait for each other at all.
 func usesWaitlist(m worker.Model) bool { return m.Batch.Items > 1 || m.AffinityWait > 0 }
 
@@ -280,14 +277,14 @@ func (l *waitlist) fill() {
 // sendBack ends the wait of entries that found no slot: others may have use for theirs.
 func (l *waitlist) sendBack(now time.Time) {
 	for id, w := range l.waiters {
-		if w.waitedLong(now) && l.batcher.Withdraw(id) {
+		if w.waitedLong(now, l.dispatcher.tuning.aloneWait) && l.batcher.Withdraw(id) {
 			delete(l.waiters, id)
 			w.granted <- grant{outcome: &worker.Outcome{}}
 		}
 	}
 }
 
-func (w *waiter) waitedLong(now time.Time) bool {
+func (w *waiter) waitedLong(now time.Time, aloneWait time.Duration) bool {
 	if w.alone {
 		return now.Sub(w.since) > aloneWait
 	}

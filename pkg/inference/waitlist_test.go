@@ -344,12 +344,13 @@ func TestCancelledMemberOfACallKeepsItsKeyUntilTheCallIsOver(t *testing.T) {
 // An entry whose call went wrong as a whole waits longer for a slot of its own, but not for ever.
 func TestWaitForASlotIsBounded(t *testing.T) {
 	now := time.Now()
-	l := &waitlist{batcher: newBatcher(worker.BatchLimits{}), waiters: map[string]*waiter{}}
+	d := &Dispatcher{tuning: usualTuning()}
+	l := &waitlist{dispatcher: d, batcher: newBatcher(worker.BatchLimits{}), waiters: map[string]*waiter{}}
 	for id, r := range map[string]*waiter{
 		"came just now":       {since: now},
 		"found none":          {since: now.Add(-2 * maxWait)},
 		"must be alone":       {since: now.Add(-2 * maxWait), alone: true},
-		"must be alone still": {since: now.Add(-2 * aloneWait), alone: true},
+		"must be alone still": {since: now.Add(-2 * d.tuning.aloneWait), alone: true},
 	} {
 		r.entry, r.granted = &dispatch{}, make(chan grant, 1)
 		r.member = worker.Member{Entry: id, Shape: id, At: r.since, Alone: true}
