@@ -658,7 +658,8 @@ END $$;
 -- scale_input has all that a decision reads about the work and the instances of a model, a row for each model that has
 -- a deployment. The use of the present hour and that of the hour before are apart, so that a reader can tell what came
 -- since. unmanaged_starts is when each of those of them began that is not ready yet.
--- Sums of usage are at most 1e15: one that does not fit a column would end the decisions about all models.
+-- Sums of usage are at most 1e15: one that does not fit a column would end the decisions about all models. That of an
+-- hour without use is 0 (least leaves a null out).
 -- service and busy_ms are the time of slots, without the further GPUs and sequences that usage is charged.
 -- ready and unmanaged count those of which it is not known yet that they are silent (present), unmanaged only instances
 -- that take requests or are starting: others are no part of the number that is desired.
@@ -671,10 +672,11 @@ CREATE OR REPLACE VIEW penstock.scale_input AS
   WITH u AS MATERIALIZED (
        SELECT h.model,
               (sum(h.gpu_ms::numeric - h.extra_ms) / nullif(sum(h.calls), 0) / 1000.0)::double precision AS service,
-              least(sum(h.calls) FILTER (WHERE h.hour = p.present), 1e15)::bigint AS calls,
-              least(sum(h.calls) FILTER (WHERE h.hour < p.present), 1e15)::bigint AS calls_before,
-              least(sum(h.gpu_ms::numeric - h.extra_ms) FILTER (WHERE h.hour = p.present), 1e15)::bigint AS busy_ms,
-              least(sum(h.gpu_ms::numeric - h.extra_ms) FILTER (WHERE h.hour < p.present), 1e15)::bigint
+              least(coalesce(sum(h.calls) FILTER (WHERE h.hour = p.present), 0), 1e15)::bigint AS calls,
+              least(coalesce(sum(h.calls) FILTER (WHERE h.hour < p.present), 0), 1e15)::bigint AS calls_before,
+              least(coalesce(sum(h.gpu_ms::numeric - h.extra_ms) FILTER (WHERE h.hour = p.present), 0), 1e15)::bigint
+                  AS busy_ms,
+              least(coalesce(sum(h.gpu_ms::numeric - h.extra_ms) FILTER (WHERE h.hour < p.present), 0), 1e15)::bigint
                   AS busy_ms_before
          FROM (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) p
          JOIN penstock.usage_hour h ON h.hour >= p.present - interval '1 hour'
