@@ -2,6 +2,7 @@ package operator_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -45,6 +46,55 @@ func TestPauseStopsFlowModelAndApplication(t *testing.T) {
 	}
 	if err := b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByName, Value: "a"}, by, time.Time{}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("pause of a name of no queue: %v", err)
+	}
+}
+
+// The sample was taken before the change.
+func TestListOfQueuesHasWhatIsStoppedNow(t *testing.T) {
+	b := newQueueBed(t, Config{Application: "shop"})
+	b.exec(b.pool, `SELECT penstock.make_partition('sample', 0)`)
+	sample := func() {
+		b.exec(b.pool, `TRUNCATE penstock.sample`)
+		b.exec(b.pool, `INSERT INTO penstock.sample SELECT (penstock.measure(q)).* FROM penstock.queue q`)
+	}
+	blocked := func() string {
+		t.Helper()
+		found, err := b.d.Queues(b.ctx)
+		b.must(err)
+		q := found[slices.IndexFunc(found, func(q operator.Queue) bool { return q.Name == "work" })]
+		if q.SampledAt == nil {
+			t.Fatal("the queue is not sampled")
+		}
+		if q.Blocked == nil {
+			return ""
+		}
+		return *q.Blocked
+	}
+	by := By{Actor: "ada", Reason: "window"}
+	shop := operator.Subject{Scope: operator.ByApplication, Value: "shop"}
+	for _, c := range []struct {
+		want        string
+		stop, start func() error
+	}{
+		{
+			"paused", func() error { return b.d.Do(b.ctx, operator.PauseQueue, "work", by, time.Time{}) },
+			func() error { return b.d.Do(b.ctx, operator.ResumeQueue, "work", by, time.Time{}) },
+		},
+		{
+			"application_paused", func() error { return b.d.Pause(b.ctx, shop, by, time.Time{}) },
+			func() error { return b.d.Resume(b.ctx, shop, by) },
+		},
+	} {
+		sample()
+		b.must(c.stop())
+		if got := blocked(); got != c.want {
+			t.Errorf("stopped after the sample, the list has %q, want %q", got, c.want)
+		}
+		sample()
+		b.must(c.start())
+		if got := blocked(); got != "" {
+			t.Errorf("started after the sample, the list has %q", got)
+		}
 	}
 }
 

@@ -47,12 +47,16 @@ type Queue struct {
 // queuesSQL reads the queues named in $1, all if null. Their depths come from their newest sample
 // if $2 is true. If that is too old (penstock.last_sample), because no leader is elected, it counts
 // them itself, but for more than 100 queues: readers would count without end, so that it takes a
-// sample of up to a day, without its rates. Counts are bounded, see penstock.count_queue; inserts and deletes are the
-// statistics collector's, about a second old.
+// sample of up to a day, without its rates. What operators have stopped (penstock.queue_stops) is that of now beside a
+// sample as well. Counts are bounded, see penstock.count_queue; inserts and deletes are the statistics collector's,
+// about a second old.
 const queuesSQL = `
 SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
        s.initial + s.pending - s.computing AS awaiting_compute,
-       s.disabled, s.failed, s.estimated, s.serving, s.blocked,
+       s.disabled, s.failed, s.estimated, s.serving,
+       coalesce((SELECT x.code FROM penstock.queue_stops(q) x LIMIT 1),
+                CASE WHEN s.blocked NOT IN ('paused', 'queue_disabled', 'application_paused', 'model_paused')
+                     THEN s.blocked END) AS blocked,
        s.head_age AS head_age_seconds, n.at AS sampled_at,
        q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until) AS paused,
        coalesce(q.paused_by, '') AS paused_by, coalesce(q.paused_reason, '') AS paused_reason,
