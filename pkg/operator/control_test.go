@@ -208,3 +208,18 @@ func TestAVerbWithoutAReasonWarns(t *testing.T) {
 	b.exec(conn, `SELECT penstock.resume_queue('work', 'the window is over')`)
 	b.want(warnings, []string{"pause_queue of work gives no reason"})
 }
+
+func TestAListOfNodesThatIsFullHasNodesOfEachState(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	b.exec(b.pool, `INSERT INTO penstock.node (id, name, application, kind, beat_at)
+	                SELECT n, 'live-' || n, 'default', 'task', clock_timestamp() FROM generate_series(1, 9) n
+	                UNION ALL VALUES (10, 'x-dead', 'default', 'task', clock_timestamp() - interval '1 hour'),
+	                                 (11, 'y-gateway', 'default', 'gateway', clock_timestamp())`)
+	found, err := b.d.Nodes(b.ctx, 4)
+	b.must(err)
+	var names []string
+	for _, n := range found {
+		names = append(names, n.Name)
+	}
+	b.want(names, []string{"here", "live-1", "x-dead", "y-gateway"})
+}

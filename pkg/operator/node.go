@@ -46,10 +46,15 @@ SELECT id, name, application, kind, state, extract(epoch FROM silent_for)::float
        extract(epoch FROM lease)::float8 AS lease_seconds, threads, locks, queues, started_at,
        coalesce(drain_by, '') AS drain_by, coalesce(drain_reason, '') AS drain_reason, load
   FROM penstock.node_status
- ORDER BY name, started_at, id
- LIMIT $1`
+ WHERE id = ANY (ARRAY(
+       SELECT x.id FROM (SELECT s.id, row_number() OVER (PARTITION BY s.kind, s.state ORDER BY s.name, s.id) AS place
+                           FROM penstock.node_status s) x
+        ORDER BY x.place LIMIT $1))
+ ORDER BY name, started_at, id`
 
-// Nodes returns the registered nodes by name.
+// Nodes returns the registered nodes by name. If there are more than limit, it has as many of each kind and state as
+// there are, or as many as of the others, the first by name: a few gateways or dead nodes are not hidden by many live
+// nodes.
 func (d *Database) Nodes(ctx context.Context, limit int) ([]Node, error) {
 	return list[Node](ctx, d.db, "nodes", nodesSQL, page(limit))
 }
