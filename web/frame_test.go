@@ -378,6 +378,10 @@ func TestAFirstVisitInAnOutageSaysSo(t *testing.T) {
 		if got := b.get(path); got.status != http.StatusServiceUnavailable || !strings.Contains(got.text, downText) {
 			t.Errorf("%q: got %d: %s", path, got.status, got.text)
 		}
+		// Nothing is known of these.
+		if got := b.get(path); strings.Contains(got.text, "no leader yet") || strings.Contains(got.text, "nodes live") {
+			t.Errorf("%q: %s", path, got.text)
+		}
 	}
 }
 

@@ -13,7 +13,9 @@ import (
 // shell is the state of the platform that every page displays.
 type shell struct {
 	Leader    *operator.Leader
-	Nodes     int // live
+	HasLeader bool // Leader could be read; nil is then that there was never one
+	HasNodes  bool // the numbers of nodes could be read
+	Nodes     int  // live
 	Draining  int
 	Dead      int
 	MoreNodes bool // than were counted
@@ -83,9 +85,10 @@ func (d *Dashboard) shell(ctx context.Context) shell {
 	var s shell
 	leader, err := cached(ctx, d, "leader", beat, d.db.Leader)
 	if err == nil {
-		s.Leader = leader
+		s.Leader, s.HasLeader = leader, true
 	}
-	nodes, _ := d.nodes(ctx)
+	nodes, err := d.nodes(ctx)
+	s.HasNodes = err == nil
 	s.MoreNodes = len(nodes) >= nodesMax
 	for _, n := range nodes {
 		switch {
