@@ -143,15 +143,22 @@ func counted(answers []string) string {
 // time; the operation survives this program.
 func (a *app) follow(ctx context.Context, api conn, id int64) (string, error) {
 	fmt.Fprintf(a.err, "operation %d\n", id)
-	answer, err := a.carryOn(ctx, api, id)
-	if err != nil {
-		err = partialError{fmt.Errorf("%w; operation %d goes on when a leader leads, "+
-			"penstock operation cancel %d ends it", err, id, id)}
+	var changed int64
+	answer, err := a.carryOn(ctx, api, id, &changed)
+	switch {
+	case err == nil:
+		return answer, nil
+	case ctx.Err() != nil: // err is that of the request that was interrupted
+		err = fmt.Errorf("%d changed so far", changed)
+	default:
+		err = fmt.Errorf("%w; %d changed so far", err, changed)
 	}
-	return answer, err
+	return "", partialError{fmt.Errorf("%w; operation %d goes on when a leader leads, "+
+		"penstock operation cancel %d ends it", err, id, id)}
 }
 
-func (a *app) carryOn(ctx context.Context, api conn, id int64) (string, error) {
+// carryOn sets changed to how many the operation has changed.
+func (a *app) carryOn(ctx context.Context, api conn, id int64, changed *int64) (string, error) {
 	o, err := get[operator.Operation](ctx, api, at("/v1/operations/%v", id))
 	if err != nil {
 		return "", err
@@ -168,6 +175,7 @@ func (a *app) carryOn(ctx context.Context, api conn, id int64) (string, error) {
 			bar.end()
 			bar = a.progress(total, o.Verb)
 		}
+		*changed = o.Changed
 		bar.set(o.Changed)
 		if o.Status != "running" {
 			bar.end()

@@ -99,14 +99,14 @@ func TestAnInterruptedOperationSaysThatItGoesOn(t *testing.T) {
 		writeAnswer(w, http.StatusOK, startedOperation{ID: 7, Matching: 3})
 	})
 	mux.HandleFunc("GET /v1/operations/7", func(w http.ResponseWriter, _ *http.Request) {
-		writeAnswer(w, http.StatusOK, operator.Operation{Status: "running", Matched: 3})
+		writeAnswer(w, http.StatusOK, operator.Operation{Status: "running", Matched: 3, Changed: 2})
 	})
 	mux.HandleFunc("POST /v1/operations/7/step", func(http.ResponseWriter, *http.Request) { interrupt() })
 	var out, errs bytes.Buffer
 	a := newApp(strings.NewReader(""), &out, &errs, func(string) string { return "" })
 	a.handler = mux
 	code := run(ctx, a, strings.Fields("failure retry --queue mails --all --yes --reason test"))
-	for _, says := range []string{"operation 7\n", "operation 7 goes on", "penstock operation cancel 7", "penstock: interrupted\n"} {
+	for _, says := range []string{"operation 7\n", "penstock: 2 changed so far; operation 7 goes on", "penstock operation cancel 7", "penstock: interrupted\n"} {
 		if code != exitInterrupted || !strings.Contains(errs.String(), says) {
 			t.Errorf("exit %d, want %q:\n%s", code, says, errs.String())
 		}
