@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -181,8 +182,22 @@ var kinds = []struct {
 		"give the address of a gateway's debug listener (gateway.debug_listen) with --gateway",
 	},
 	{lateAnswer, exitTimeout, "narrow the filter, or give the request longer with --timeout"},
+	{
+		throughProxy, exitUnavailable,
+		"check the proxy in HTTPS_PROXY (HTTP_PROXY for http), or list the server's host in NO_PROXY",
+	},
+	{
+		distrusted, exitUnavailable,
+		"give the authority that signed the server's certificate in --ca-file (PENSTOCK_CA_FILE); if it has expired " +
+			"or is not valid yet, check the clock of this machine",
+	},
 	{isA[*url.Error], exitUnavailable, "check --server (PENSTOCK_SERVER) and that a leader runs there; " +
 		"--database-url needs none"},
+	{
+		code("25006"), exitUnavailable,
+		"the database takes no writes: give the address of the primary in --database-url (PENSTOCK_DATABASE_URL), " +
+			"or check default_transaction_read_only",
+	},
 	{unavailable, exitUnavailable, "check --database-url (PENSTOCK_DATABASE_URL) and that Postgres runs; penstock " +
 		"doctor looks further"},
 }
@@ -252,6 +267,17 @@ func shownError(err error) string {
 // lateAnswer says that the API did not answer within --timeout.
 func lateAnswer(err error) bool {
 	return isA[*url.Error](err) && errors.Is(err, context.DeadlineExceeded)
+}
+
+// distrusted says that the API's certificate is of an unknown authority, of another host or not valid now.
+func distrusted(err error) bool {
+	return isA[*url.Error](err) && isA[*tls.CertificateVerificationError](err)
+}
+
+// throughProxy says that the proxy of the environment could not be reached.
+func throughProxy(err error) bool {
+	var failed *net.OpError
+	return isA[*url.Error](err) && errors.As(err, &failed) && failed.Op == "proxyconnect"
 }
 
 // lateGateway says that a gateway did not answer within --timeout.

@@ -6,17 +6,21 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"log/slog"
 	"math/big"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/internal/pgtest"
@@ -123,5 +127,19 @@ func TestCommandsGoThroughMutualTLS(t *testing.T) {
 	var paused int
 	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM penstock.audit WHERE actor = 'ops' AND verb = 'pause_queue'`).Scan(&paused); err != nil || paused != 1 {
 		t.Errorf("%d pauses are in the audit (%v)", paused, err)
+	}
+}
+
+// A failed connection has several causes, each with another next step.
+func TestTheNextStepIsThatOfTheCause(t *testing.T) {
+	for want, err := range map[string]error{
+		"--ca-file": &url.Error{Op: "Get", Err: &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}},
+		"NO_PROXY":  &url.Error{Op: "Get", Err: &net.OpError{Op: "proxyconnect", Net: "tcp", Err: net.ErrClosed}},
+		"--server":  &url.Error{Op: "Get", Err: &net.OpError{Op: "dial", Net: "tcp", Err: net.ErrClosed}},
+		"primary":   &pgconn.PgError{Code: "25006"},
+	} {
+		if code, next := kindOf(err); code != exitUnavailable || !strings.Contains(next, want) {
+			t.Errorf("%v: exit %d, %q; want %q", err, code, next, want)
+		}
 	}
 }
