@@ -37,6 +37,7 @@ func (v databaseView) Schema() string { return v.Server.Functions[:min(len(v.Ser
 const (
 	examineEvery = time.Minute
 	examineMax   = time.Minute
+	findingsFor  = examineEvery + 2*examineMax
 )
 
 // examination is the last examination by the doctor, and whether one goes on. It takes longer than

@@ -216,7 +216,8 @@ var listedByObject = []string{
 }
 
 // faults lists the instances in quarantine, and the warnings and critical findings of the doctor's last
-// examination: it takes longer than a page may.
+// examination: it takes longer than a page may. One that is older than findingsFor, because nobody had the page open,
+// says nothing about now.
 func (d *Dashboard) faults(ctx context.Context) ([]attention, error) {
 	instances, err := cached(ctx, d, "instances", beat, func(ctx context.Context) ([]operator.Instance, error) {
 		return d.db.Instances(ctx, "", instancesMax)
@@ -233,8 +234,18 @@ func (d *Dashboard) faults(ctx context.Context) ([]attention, error) {
 			})
 		}
 	}
-	examined, _, _, _ := d.examined.last(d.cfg.Examine)
+	leader, err := cached(ctx, d, "leader", beat, d.db.Leader)
+	if err != nil {
+		return nil, err
+	}
+	examined, at, _, _ := d.examined.last(d.cfg.Examine)
+	if at != nil && time.Since(*at) > findingsFor {
+		examined = nil
+	}
 	for _, f := range examined {
+		if f.Check == "leader" && leader != nil && leader.Live { // a failover is over sooner than the next examination
+			continue
+		}
 		serious := f.Severity == doctor.Critical || f.Severity == doctor.Warning
 		listed := len(f.Details) > 0 && slices.Contains(listedByObject, f.Check) // not where the check itself failed
 		if serious && !listed {

@@ -195,7 +195,7 @@ func TestTheOverviewLeavesOutChecksThatExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range listedByObject {
+	for _, name := range append([]string{"leader"}, listedByObject...) {
 		if !slices.ContainsFunc(found, func(f doctor.Finding) bool { return f.Check == name }) {
 			t.Errorf("the doctor has no check %q", name)
 		}
@@ -248,6 +248,29 @@ func TestTheOverviewListsFindingsAndQuarantines(t *testing.T) {
 	}
 	if strings.Contains(got, "all is well") || strings.Index(got, "wraparound") > strings.Index(got, "four device errors") {
 		t.Errorf("fine findings are left out and critical ones come first: %s", got)
+	}
+}
+
+// The doctor examines once a minute while the page is open: after a failover, and after hours, its findings are not of now.
+func TestTheOverviewLeavesOutFindingsThatAreOver(t *testing.T) {
+	s := newSite(t)
+	s.exec(`INSERT INTO penstock.leader (name, holder, lease, renewed_at) VALUES ('leader', 'b', '1 hour', clock_timestamp())
+	            ON CONFLICT (name) DO UPDATE SET holder = 'b', lease = '1 hour', renewed_at = clock_timestamp()`)
+	s.web.examined.findings = []doctor.Finding{
+		{Check: "leader", Severity: doctor.Critical, Summary: "no leader leads: a fell silent"},
+		{Check: "wraparound", Severity: doctor.Critical, Summary: "close to a wraparound"},
+	}
+	b := s.as(viewer)
+	for age, others := range map[time.Duration]bool{0: true, time.Hour: false} {
+		s.web.examined.at = time.Now().Add(-age)
+		s.web.reads.expire()
+		got := b.get("").text
+		if !strings.Contains(got, "leader b") || strings.Contains(got, "a fell silent") {
+			t.Errorf("examined %s ago: b leads, and the list says: %s", age, got)
+		}
+		if strings.Contains(got, "close to a wraparound") != others {
+			t.Errorf("examined %s ago: other findings are listed: %t, want %t", age, !others, others)
+		}
 	}
 }
 
