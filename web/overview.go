@@ -119,7 +119,7 @@ func (d *Dashboard) overview(ctx context.Context, _ query) (any, error) {
 func stateFlow(root string, queues []operator.Queue, over trends, failed int64, in,
 	out *float64,
 ) picture.StateFlow {
-	f := picture.StateFlow{In: in, DoneNote: "last 15 min"}
+	f := picture.StateFlow{In: in, DoneNote: "or cancelled, 15 min"}
 	for _, q := range queues {
 		f.Initial.Count += q.Initial
 		f.Computing.Count += q.Computing

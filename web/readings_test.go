@@ -107,7 +107,7 @@ func TestNothingIsCalledDoneBeforeTheFirstSample(t *testing.T) {
 	first := time.Unix(0, 0)
 	point := operator.TrendPoint{Queue: "work", At: first.Add(trendOver), Failed: 3, Gone: 203}
 	open := gather([]operator.TrendPoint{point}, first, trendStep)
-	if after := stateFlow("/ui/", nil, open, 3, nil, nil); after.DoneNote != "last 15 min" || after.Done.Count != 200 {
+	if after := stateFlow("/ui/", nil, open, 3, nil, nil); after.DoneNote != "or cancelled, 15 min" || after.Done.Count != 200 {
 		t.Errorf("203 entries left in a step that is not over, 3 of them failed: done %d, %q", after.Done.Count, after.DoneNote)
 	}
 }
