@@ -9,8 +9,8 @@
   htmx.config.morphIgnore.push('open');
 
   // Relative times -------------------------------------------------------------------------------
-  const two = (s, a, an, b, bn) => Math.floor(s / a) + ' ' + an + (Math.floor(s % a / b) ? ' ' + Math.floor(s % a / b) + ' ' + bn : '');
-  const span = s => s < 60 ? Math.floor(s) + ' s' : s < 3600 ? two(s, 60, 'min', 1, 's') :
+  const two = (s, a, an, b, bn) => (s / a | 0) + ' ' + an + (s % a / b | 0 ? ' ' + (s % a / b | 0) + ' ' + bn : '');
+  const span = s => s < 60 ? (s | 0) + ' s' : s < 3600 ? two(s, 60, 'min', 1, 's') :
     s < 86400 ? two(s, 3600, 'h', 60, 'min') : two(s, 86400, 'd', 3600, 'h');
   // Ages are by the clock of the leader, which is skew ms ahead: the clock of the visitor's machine may be wrong. A
   // document from the browser's cache tells nothing about it.
@@ -69,7 +69,7 @@
     }
   };
   const range = (_, lo, hi) => [Math.min(0, lo || 0), (hi || 1) * 1.08];
-  const short = (_, v) => v.map(n => n >= 1e6 ? n / 1e6 + ' M' : n >= 1e3 ? n / 1e3 + ' k' : '' + n);
+  const short = (_, v) => v.map(n => n.toLocaleString('en', { maximumSignificantDigits: 4, notation: 'compact' }));
   const redraw = () => { for (const [box, u] of charts) { u.destroy(); charts.delete(box); } draw(); };
   new ResizeObserver(() => { for (const [box, u] of charts) if (u.width !== box.clientWidth) u.setSize({ width: box.clientWidth, height: u.height }); }).observe(main);
 
