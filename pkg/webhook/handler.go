@@ -178,10 +178,10 @@ func (h *Handler) age(ctx context.Context, r *invalidation.Run) (time.Duration, 
 	return age(r.Entry.Waited, tried), err
 }
 
-// deferredInLine is how long a message may be deferred and keep its place in line, as where its receiver has enough
-// in flight (fullWait). Claims walk over delayed entries in line: behind a receiver that is down there may be very
-// many. The leader puts these in line again when their time has come.
-const deferredInLine = 2 * fullWait
+// delayedMax is the longest time for which a message is deferred by a delay of its ready row, as where its receiver has
+// enough in flight (fullWait). Claims pass over delayed ready rows, and there may be very many messages to a receiver
+// that is down: these have none, and the leader makes them pending when their time has come.
+const delayedMax = 2 * fullWait
 
 func (h *Handler) judge(ctx context.Context, address string, o deliveryOutcome) (json.RawMessage, error) {
 	switch o.Kind {
@@ -190,7 +190,7 @@ func (h *Handler) judge(ctx context.Context, address string, o deliveryOutcome) 
 	case retry:
 		return nil, invalidation.RetryIn(o.Wait, errors.New(o.Reason))
 	case deferred:
-		if o.Wait > deferredInLine {
+		if o.Wait > delayedMax {
 			return nil, invalidation.Snooze(o.Wait)
 		}
 		return nil, invalidation.NoCapacity(max(o.Wait, 100*time.Millisecond), errors.New(o.Reason))

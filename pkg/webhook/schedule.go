@@ -48,7 +48,7 @@ func age(accepted, tried time.Duration) time.Duration {
 // How long a message waits for a secret that cannot be read: at first, and at most.
 const secretWaitMin, secretWaitMax = 10 * time.Second, 10 * time.Minute
 
-// secretWait grows with the time since the first attempt: many messages may wait for days, and each look costs a claim.
+// secretWait grows with the time since the first attempt: many messages may wait for days, and each run costs a claim.
 func secretWait(tried time.Duration) time.Duration {
 	return min(max(tried/20, secretWaitMin), secretWaitMax)
 }
