@@ -23,11 +23,13 @@ type settingsDuty struct {
 	file     string                     // of the snapshot; empty: none is written
 	log      *slog.Logger
 	ready    chan struct{} // holds one: an instance may have become ready for requests that wait
+	// known says that the instances were read: before, the models are those of the snapshot. Only the goroutine of the
+	// start, and then that of Run, uses it.
+	known bool
 
 	mu      sync.Mutex
 	current gateway.Settings
 	started time.Time
-	known   bool // the instances were read: before, the models are those of the snapshot
 }
 
 // settingsEvery is the time between two readings of the settings.

@@ -81,7 +81,8 @@ func (s *supervisor) start(ctx context.Context, name, sign string, args ...strin
 	}
 }
 
-// fixAddress makes later processes of the program listen where the first one did.
+// fixAddress makes later processes of the program listen where the first one did: on the address that it said, in place
+// of the argument 127.0.0.1:0. One of localhost:0, a debug listener, has another port each time.
 func (c *child) fixAddress(address string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -17,7 +17,6 @@ import (
 type binaries struct {
 	dir     string
 	version string // "15.18"
-	major   int
 }
 
 func (b binaries) String() string { return fmt.Sprintf("Postgres %s in %s", b.version, b.dir) }
@@ -133,5 +132,5 @@ func inspect(ctx context.Context, acct account, dir string, wantMajor int) (bina
 	case major < minMajor:
 		return binaries{}, fmt.Errorf("%s is version %s, older than %d", dir, match[1], minMajor)
 	}
-	return binaries{dir: dir, version: match[1], major: major}, nil
+	return binaries{dir: dir, version: match[1]}, nil
 }
