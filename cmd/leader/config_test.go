@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"flag"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -181,6 +182,14 @@ func TestMetricsCanBeRead(t *testing.T) {
 	found := telemetrytest.Check(t, telemetry.Leader, l.registry())
 	if n := len(found["penstock_queue_entries"].GetMetric()); n != 15 {
 		t.Errorf("penstock_queue_entries has %d series, want five states of three queues", n)
+	}
+	pools := map[string]bool{}
+	for _, m := range found["penstock_db_connections"].GetMetric() {
+		pools[m.GetLabel()[0].GetValue()] = true
+	}
+	want := map[string]bool{"api": true, "duties": true, "scale": true, "election": true, "dashboard": true}
+	if !maps.Equal(pools, want) {
+		t.Errorf("penstock_db_connections has the pools %v, want %v", pools, want)
 	}
 	if n := len(found["penstock_scale_instances"].GetMetric()); n != 11 {
 		t.Errorf("penstock_scale_instances has %d series, want eleven of one model", n)

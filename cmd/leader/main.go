@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -230,12 +231,20 @@ func open(ctx context.Context, cfg Config) (*pools, error) {
 	return p, nil
 }
 
+// byName returns the pools that are open, by their names in metrics.
+func (p *pools) byName() map[string]*pgxpool.Pool {
+	all := map[string]*pgxpool.Pool{
+		"api": p.api, "duties": p.duties, "scale": p.scale, "election": p.election, "dashboard": p.dashboard,
+		"keda": p.keda,
+	}
+	maps.DeleteFunc(all, func(_ string, pool *pgxpool.Pool) bool { return pool == nil })
+	return all
+}
+
 func (p *pools) close() {
 	var ends []func()
-	for _, pool := range []*pgxpool.Pool{p.api, p.duties, p.scale, p.election, p.dashboard, p.keda} {
-		if pool != nil {
-			ends = append(ends, pool.Close)
-		}
+	for _, pool := range p.byName() {
+		ends = append(ends, pool.Close)
 	}
 	postgres.Close(ends...)
 }

@@ -4,7 +4,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/penstock/penstock/internal/telemetry"
@@ -206,10 +205,7 @@ func (l *leader) decisionMetrics(out chan<- prometheus.Metric, s scale.DutyStatu
 }
 
 func (l *leader) poolMetrics(out chan<- prometheus.Metric) {
-	for name, pool := range map[string]*pgxpool.Pool{
-		"api": l.pools.api, "duties": l.pools.duties,
-		"scale": l.pools.scale, "election": l.pools.election,
-	} {
+	for name, pool := range l.pools.byName() {
 		l.metrics.Pool(out, name, pool)
 	}
 }
