@@ -65,12 +65,12 @@ type Election struct {
 	Eligible bool          `koanf:"eligible" help:"false: serve requests, but never be elected for singleton duties"`
 	Holder   string        `koanf:"holder" help:"what people read about this process; without it host name and process id"`
 	Lease    time.Duration `koanf:"lease" help:"how long a term lasts without renewal; equal on all leaders"`
-	Poll     time.Duration `koanf:"poll" help:"longest pause between the looks of those that are not elected"`
+	Poll     time.Duration `koanf:"poll" help:"longest pause between the polls of those that are not elected"`
 }
 
 // Recovery is the section for the recovery duties.
 type Recovery struct {
-	Pause          time.Duration `koanf:"pause" help:"between two looks for stuck locks and due entries"`
+	Pause          time.Duration `koanf:"pause" help:"between two passes, for stuck locks and for due entries"`
 	Locks          int           `koanf:"pass_locks_max" help:"locks freed in one pass, at most"`
 	SuspendShare   float64       `koanf:"suspend_share" help:"nothing is freed while more than this share of the nodes fell silent together"`
 	SuspendNodes   int           `koanf:"suspend_nodes_min" help:"and at least so many nodes"`

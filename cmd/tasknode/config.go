@@ -34,7 +34,7 @@ type TaskNode struct {
 	SchedulingThreads int           `koanf:"scheduling_threads" help:"threads that claim"`
 	Lease             time.Duration `koanf:"lease" help:"how long the node may be silent before others run its entries"`
 	Beat              time.Duration `koanf:"beat" help:"between heartbeats"`
-	Poll              time.Duration `koanf:"poll" help:"between looks for work while nothing hints at any"`
+	Poll              time.Duration `koanf:"poll" help:"between polls for work while nothing hints at any"`
 	Grace             time.Duration `koanf:"grace" help:"for what runs to finish when the node stops; 0: none"`
 	Hints             bool          `koanf:"hints" help:"listen for hints by NOTIFY; without it the node finds work by polling"`
 	Governor          bool          `koanf:"governor" help:"take no more than CPU and memory of the machine or container allow"`
