@@ -28,7 +28,7 @@ func TestSeriesShowTheNumbersOfTheirNames(t *testing.T) {
 		}},
 		Passes: 10, Woken: 11, Took: 12 * time.Second,
 		Orders: scale.OrderStatus{
-			Applied: 13, Failed: 14, Drained: 15, Undrained: 16, Registered: 17, Forgotten: 18, Expired: 19, Made: 20, Pruned: 21,
+			Applied: 13, Failed: 14, Drained: 15, Expired: 19, Made: 20, Pruned: 21,
 		},
 	}
 	for _, c := range []struct {

@@ -38,8 +38,8 @@ type applier struct {
 // OrderStatus is the counters of orders to backends since the start of the term. Failed counts as well how often a
 // backend did not list its instances.
 type OrderStatus struct {
-	Applied, Failed, Drained, Undrained, Registered, Forgotten, Expired int64
-	Made, Pruned                                                        int64 // deployments on demand
+	Applied, Failed, Drained, Expired int64
+	Made, Pruned                      int64 // deployments on demand
 }
 
 func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {

@@ -10,7 +10,7 @@ SELECT name, model, backend, target, policy, template, template_hash, cost, fill
        CASE WHEN isfinite(override_until) THEN override_until
             WHEN override_until > now() THEN '9999-01-01'
             WHEN override_until < now() THEN '1970-01-01' END AS override_until,
-       on_demand, desired, decided_at, order_id, ordered, ordered_at, applied_id, applied_at, existing, starting,
+       desired, decided_at, order_id, ordered, ordered_at, applied_id, applied_at, existing, starting,
        seen_at, replace_before, failures, failed_at, retry_at, error, error_kind, no_room_at, place, ready, registered,
        draining, created_at, starts, removing, removing_since, unhealthy,
        clock_timestamp() AS at,
@@ -48,7 +48,6 @@ type deploymentRow struct {
 	Mode          string
 	Override      *int
 	OverrideUntil *time.Time
-	OnDemand      bool
 	Desired       int
 	DecidedAt     *time.Time // nil: nothing is started or stopped yet
 	OrderID       int64

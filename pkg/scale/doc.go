@@ -42,7 +42,7 @@
 //	 tick, or a push or request for a model without instances (wake.go)
 //	   |
 //	   v                          a pass
-//	run.go --> ondemand.go --> deployment.go, input.go --> Decide --> divide.go --> budget.go --> store.go
+//	run.go, pass.go -> ondemand.go -> deployment.go, input.go -> Decide -> divide.go -> budget.go -> store.go
 //	   ^                                                                                             |
 //	   | first report of a backend             tick, numbers that changed, or a backend that watches |
 //	   |                                                                                             v
@@ -51,6 +51,7 @@
 //	   `--> backend.Apply
 //
 //	run.go         the duty: when a pass is made, for which models, and the figures of the newest one
+//	pass.go        a pass over some models: reads their rows, decides for each, and keeps the figures
 //	wake.go        models that are decided before the next tick, and how often that may be
 //	ondemand.go    makes the deployment of a model whose first request came, and removes those that are idle
 //	input.go       the row of a model, and what it says has come and run since the decision before

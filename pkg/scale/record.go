@@ -118,12 +118,7 @@ func (a *applier) write(ctx context.Context, s applied, place string, todo *step
 	err := a.fence.InTx(ctx, func(tx pgx.Tx) error { return todo.writeTx(ctx, tx, found) })
 	if err == nil {
 		a.noted(s.Name, func(n *notes) { n.refuse(todo, time.Now()) })
-		a.count(func(st *OrderStatus) {
-			st.Registered += int64(len(todo.register) - len(todo.refused))
-			st.Forgotten += int64(len(todo.forget))
-			st.Drained += int64(len(todo.drain))
-			st.Undrained += int64(len(todo.undrain))
-		})
+		a.count(func(st *OrderStatus) { st.Drained += int64(len(todo.drain)) })
 	}
 	return err
 }
