@@ -71,13 +71,11 @@ type Charger interface {
 // Charge is what a flow pays for one call.
 type Charge struct {
 	Model, Queue, Flow string
-	Criticality        Criticality
 	Took               time.Duration // that a slot was busy
 	GPU                time.Duration // that, times the GPUs of the instance and the sequences that were asked for
 	Wasted             bool          // the answer did not reach the client whole
 	TokensIn           int64
 	TokensOut          int64
-	Instance           int32
 	Separate           bool // it must not count in the order of durable entries
 }
 
@@ -104,7 +102,7 @@ type Gateway struct {
 	leases    *Leases // nil: slots are fixed
 	ready     atomic.Bool
 	draining  atomic.Bool
-	catching  sync.Mutex // one version of the models at a time
+	setting   sync.Mutex // held by SetModels: two calls that overlap do not mix their versions
 }
 
 // FlowState has the settings of a flow, for all models.
@@ -135,8 +133,8 @@ func New(config Config) *Gateway {
 
 // SetModels replaces the models, their settings and instances. The gateway is ready after the first call.
 func (g *Gateway) SetModels(list []ModelState) {
-	g.catching.Lock()
-	defer g.catching.Unlock()
+	g.setting.Lock()
+	defer g.setting.Unlock()
 	g.models.set(list, g.config, func(name string, policy PoolPolicy) *sharedPool {
 		return newSharedPool(name, policy, &g.budget, g.need, g.spare)
 	})

@@ -76,10 +76,8 @@ func (g *Gateway) serve(read reader) http.HandlerFunc {
 // requestID returns the id that the client gave, if it is fit for headers and logs, or a new one.
 func requestID(r *http.Request) string {
 	given := r.Header.Get("X-Request-Id")
-	if given != "" && len(given) <= 128 && strings.IndexFunc(given, func(c rune) bool {
-		return c <= ' ' ||
-			c > '~'
-	}) < 0 {
+	unfit := func(c rune) bool { return c <= ' ' || c > '~' }
+	if given != "" && len(given) <= 128 && !strings.ContainsFunc(given, unfit) {
 		return given
 	}
 	const digits = "0123456789abcdef"
@@ -391,11 +389,10 @@ func (s *serving) endCall(r result) {
 	s.record.Fault = r.fault
 	if charger := s.gateway.config.Charge; charger != nil && !r.end.Busy && !r.end.Unused && !r.end.Unfit {
 		charger.Charge(Charge{
-			Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow,
-			Criticality: s.ticket.Criticality,
-			Took:        r.end.Took, GPU: time.Duration(float64(r.end.Took) * s.ticket.units), Wasted: r.end.Failed,
+			Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Took: r.end.Took,
+			GPU: time.Duration(float64(r.end.Took) * s.ticket.units), Wasted: r.end.Failed,
 			TokensIn: r.end.TokensIn, TokensOut: r.end.TokensOut,
-			Instance: s.ticket.slot.Instance, Separate: s.route.model.Policy.FairScope == FairSeparate,
+			Separate: s.route.model.Policy.FairScope == FairSeparate,
 		})
 	}
 }

@@ -67,7 +67,7 @@ func leftForOthers(t *testing.T, refuses http.HandlerFunc) {
 	defer book.mu.Unlock()
 	for _, c := range book.charges {
 		if c.Wasted {
-			t.Errorf("the client is charged a call that ran nothing at instance %d", c.Instance)
+			t.Errorf("the client is charged a call that ran nothing: %+v", c)
 		}
 	}
 }
