@@ -30,7 +30,7 @@ func (d *Dashboard) auditPages() {
 func (d *Dashboard) listAudit(ctx context.Context, q query) (any, error) {
 	v := auditView{
 		Actor: q.Get("actor"), Verb: q.Get("verb"), Object: q.Get("object"),
-		Before: q.Int("before", 0),
+		Before: q.Int("before"),
 	}
 	filter := operator.AuditFilter{
 		Actor: v.Actor, Verb: v.Verb, Object: v.Object, Before: v.Before,

@@ -146,7 +146,7 @@ func (d *Dashboard) operationPreview(ctx context.Context, in form) (preview, err
 
 func (d *Dashboard) batches(ctx context.Context, q query) (any, error) {
 	v := batchesView{Queue: q.Get("queue")}
-	batchesBefore, operationsBefore := q.Int("before", 0), q.Int("operations_before", 0)
+	batchesBefore, operationsBefore := q.Int("before"), q.Int("operations_before")
 	batches, err := cached(ctx, d, keyOf("batches", v.Queue, batchesBefore), 2*time.Second,
 		func(ctx context.Context) ([]operator.Batch, error) {
 			return d.db.Batches(ctx, operator.BatchFilter{Queue: v.Queue, Before: batchesBefore, Limit: batchRows})

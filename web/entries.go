@@ -55,7 +55,7 @@ func (d *Dashboard) listEntries(ctx context.Context, q query) (any, error) {
 	v := entriesView{
 		Queue: q.Get("queue"), State: q.Get("state"), Flow: q.Get("flow"), LockKey: q.Get("lock_key"),
 		Name:   q.Get("name"),
-		States: operator.States(), After: q.Int("after", 0),
+		States: operator.States(), After: q.Int("after"),
 	}
 	for _, x := range queues {
 		v.Queues = append(v.Queues, x.Name)
@@ -105,13 +105,9 @@ func (d *Dashboard) entryRows(ctx context.Context, q operator.Queue, found []ope
 	if err != nil {
 		return nil, err
 	}
-	nodes, err := d.nodes(ctx)
+	names, err := d.nodeNames(ctx)
 	if err != nil {
 		return nil, err
-	}
-	names := make(map[operator.NodeID]string, len(nodes))
-	for _, n := range nodes {
-		names[n.ID] = n.Name
 	}
 	holders := make(map[string]operator.HeldKey, len(held))
 	for _, h := range held {
@@ -158,70 +154,47 @@ func shortReason(q operator.Queue, e operator.EntryStatus, node string, holders 
 	return "in line", ""
 }
 
-// bulkVerbs are changes of all entries that match a filter.
+// bulkVerbs are changes of all entries or failures that match a filter.
 func (d *Dashboard) bulkVerbs() {
-	filters := []string{"queue", "flow", "lock_key", "name"}
-	for _, b := range []struct {
-		verb          operator.OperationVerb
-		title, effect string
-		destroys      bool
-	}{
-		{
-			operator.CancelEntries, "Cancel entries",
-			"Ends the entries that match. Those that run are asked to stop, and end when their node hears " +
-				"of it.", true,
-		},
-		{
-			operator.DeleteEntries, "Cancel waiting entries",
-			"Ends the entries that match and do not run. Running ones go on.", true,
-		},
-		{
-			operator.DisableAll, "Disable entries",
-			"The entries that match are not claimed until they are enabled. Runs go on to their end.", false,
-		},
-		{
-			operator.EnableAll, "Enable entries", "Disabled entries that match go back to their positions.",
-			false,
-		},
-	} {
-		d.verb(verb{
-			name: "bulk_" + string(b.verb), title: b.title, role: operatorRole, objects: filters,
-			optional: filters[1:],
-			effect: b.effect + " The elected leader carries it out in the background; the page of " +
-				"operations displays its progress, and cancels it.",
-			fields: []field{{
-				Name: "older_than", Label: "Older than", Kind: "text",
-				Hint: "such as 30m or 24h; empty: of any age",
-			}, everything, perSecond},
-			preview: d.previewBulk(b.verb), do: d.startBulk(b.verb), destroys: b.destroys,
-			next: func(form) string { return "operations" },
-		})
-	}
-	failures := []string{"queue", "class", "fingerprint"}
-	for _, b := range []struct {
-		verb          operator.OperationVerb
-		title, effect string
-		destroys      bool
-	}{
-		{
-			operator.RetryFailures, "Retry failures",
-			"The failures that match go back into their queue, with no attempt spent.", false,
-		},
-		{
-			operator.DiscardFailures, "Discard failures",
-			"The failures that match are deleted. Only the audit keeps a record.", true,
-		},
-	} {
-		d.verb(verb{
-			name: "bulk_" + string(b.verb), title: b.title, role: operatorRole, objects: failures,
-			optional: failures[1:],
-			effect: b.effect + " The elected leader carries it out in the background; the page of " +
-				"operations displays its progress, and cancels it.",
-			fields: []field{everything, perSecond}, preview: d.previewBulk(b.verb), do: d.startBulk(b.verb),
-			destroys: b.destroys,
-			next:     func(form) string { return "operations" },
-		})
-	}
+	entries, failures := []string{"queue", "flow", "lock_key", "name"}, []string{"queue", "class", "fingerprint"}
+	of := []field{everything, perSecond}
+	ofAge := append([]field{{
+		Name: "older_than", Label: "Older than", Kind: "text", Hint: "such as 30m or 24h; empty: of any age",
+	}}, of...)
+	d.bulkVerb(operator.CancelEntries, verb{
+		title: "Cancel entries", objects: entries, fields: ofAge, destroys: true,
+		effect: "Ends the entries that match. Those that run are asked to stop, and end when their node hears of it.",
+	})
+	d.bulkVerb(operator.DeleteEntries, verb{
+		title: "Cancel waiting entries", objects: entries, fields: ofAge, destroys: true,
+		effect: "Ends the entries that match and do not run. Running ones go on.",
+	})
+	d.bulkVerb(operator.DisableAll, verb{
+		title: "Disable entries", objects: entries, fields: ofAge,
+		effect: "The entries that match are not claimed until they are enabled. Runs go on to their end.",
+	})
+	d.bulkVerb(operator.EnableAll, verb{
+		title: "Enable entries", objects: entries, fields: ofAge,
+		effect: "Disabled entries that match go back to their positions.",
+	})
+	d.bulkVerb(operator.RetryFailures, verb{
+		title: "Retry failures", objects: failures, fields: of,
+		effect: "The failures that match go back into their queue, with no attempt spent.",
+	})
+	d.bulkVerb(operator.DiscardFailures, verb{
+		title: "Discard failures", objects: failures, fields: of, destroys: true,
+		effect: "The failures that match are deleted. Only the audit keeps a record.",
+	})
+}
+
+// bulkVerb registers a change that starts an operation. Its first object is the queue, the others are filters.
+func (d *Dashboard) bulkVerb(of operator.OperationVerb, v verb) {
+	v.name, v.role, v.optional = "bulk_"+string(of), operatorRole, v.objects[1:]
+	v.effect += " The elected leader carries it out in the background; the page of operations displays its progress, " +
+		"and cancels it."
+	v.preview, v.do = d.previewBulk(of), d.startBulk(of)
+	v.next = func(form) string { return "operations" }
+	d.verb(v)
 }
 
 var everything = field{Name: "all", Label: "All of the queue", Kind: "checkbox", Hint: "in place of a filter"}
@@ -236,7 +209,7 @@ func bulk(v operator.OperationVerb, in form) (operator.OperationRequest, error) 
 	f.Class, f.Pattern = in.Get("class"), in.Get("fingerprint")
 	f.All = in.Get("all") != ""
 	var err error
-	if f.OlderThan, err = in.OptionalDuration("older_than", time.Second); err != nil {
+	if f.OlderThan, err = in.OptionalDuration("older_than"); err != nil {
 		return o, err
 	}
 	if in.Get("per_second") != "" {

@@ -62,7 +62,7 @@ type progress struct {
 }
 
 func (d *Dashboard) showEntry(ctx context.Context, q query) (any, error) {
-	id := q.Int("id", 0)
+	id := q.Int("id")
 	if id <= 0 {
 		return nil, fmt.Errorf("%q is not the id of an entry: %w", q.Get("id"), invalidation.ErrEntryNotFound)
 	}

@@ -58,7 +58,7 @@ func (d *Dashboard) listFailures(ctx context.Context, q query) (any, error) {
 	}
 	v := failuresView{
 		Queue: q.Get("queue"), Class: q.Get("class"), Fingerprint: q.Get("fingerprint"),
-		Before: q.Int("before", 0),
+		Before: q.Int("before"),
 	}
 	var failing []operator.Queue
 	for _, x := range queues {

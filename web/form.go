@@ -64,12 +64,12 @@ func (f form) Duration(name string, least time.Duration) (time.Duration, error) 
 	return d, nil
 }
 
-// OptionalDuration is Duration for a field that may be empty, which is 0.
-func (f form) OptionalDuration(name string, least time.Duration) (time.Duration, error) {
+// OptionalDuration returns a field that is a duration of a second or more, or empty, which is 0.
+func (f form) OptionalDuration(name string) (time.Duration, error) {
 	if f.Get(name) == "" {
 		return 0, nil
 	}
-	return f.Duration(name, least)
+	return f.Duration(name, time.Second)
 }
 
 // Subject returns the object of a pause.

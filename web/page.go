@@ -55,11 +55,11 @@ func (q query) Get(name string) string {
 // Typed returns a parameter that is no name, such as a number or a duration, without the blanks around it.
 func (q query) Typed(name string) string { return strings.TrimSpace(q.Get(name)) }
 
-// Int returns a parameter that is a number, and fallback where it is none.
-func (q query) Int(name string, fallback int64) int64 {
+// Int returns a parameter that is a number, and 0 where it is none.
+func (q query) Int(name string) int64 {
 	n, err := strconv.ParseInt(q.Typed(name), 10, 64)
 	if err != nil {
-		return fallback
+		return 0 // and not the largest number, for one that is larger
 	}
 	return n
 }

@@ -17,7 +17,7 @@ var lasts = field{
 
 // endOf returns the end of a pause that a form asks for; zero: it has none.
 func endOf(in form) (time.Time, error) {
-	d, err := in.OptionalDuration("for", time.Second)
+	d, err := in.OptionalDuration("for")
 	if d == 0 || err != nil {
 		return time.Time{}, err
 	}
