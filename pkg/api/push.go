@@ -117,12 +117,13 @@ func (a *API) pushList(w http.ResponseWriter, r *http.Request) error {
 }
 
 func answerPush(w http.ResponseWriter, pushed []invalidation.Pushed, one bool) error {
-	status, is := http.StatusOK, func(v invalidation.Verdict) func(invalidation.Pushed) bool {
-		return func(p invalidation.Pushed) bool { return p.Verdict == v }
+	has := func(v invalidation.Verdict) bool {
+		return slices.ContainsFunc(pushed, func(p invalidation.Pushed) bool { return p.Verdict == v })
 	}
-	if slices.ContainsFunc(pushed, is(invalidation.Inserted)) {
+	status := http.StatusOK
+	if has(invalidation.Inserted) {
 		status = http.StatusCreated
-	} else if slices.ContainsFunc(pushed, is(invalidation.Replayed)) {
+	} else if has(invalidation.Replayed) {
 		w.Header().Set("Idempotent-Replayed", "true")
 	}
 	if !one {

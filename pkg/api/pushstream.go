@@ -97,7 +97,7 @@ type lineStream struct {
 	// registerKey registers the Idempotency-Key of the stream in the flow of its first line that can be read.
 	registerKey func(flow string) (leave func(), err error)
 
-	leave func() // what take returned
+	leave func() // ends what registerKey has registered; nil before
 }
 
 // lineOverhead is what a line that is on its way takes beside its text, in bytes.
