@@ -74,7 +74,7 @@ func (d *Dashboard) batchPages() {
 				if err != nil {
 					return "", err
 				}
-				return fmt.Sprintf("Batch %d %s.", id, v.done), d.change.Do(ctx, v.verb, id, by, time.Time{})
+				return d.do(ctx, v.verb, id, by, time.Time{}, fmt.Sprintf("Batch %d %s.", id, v.done))
 			},
 		})
 	}
@@ -88,8 +88,8 @@ func (d *Dashboard) batchPages() {
 			if err != nil {
 				return "", err
 			}
-			err = d.change.Do(ctx, operator.CancelOperation, id, by, time.Time{})
-			return fmt.Sprintf("Operation %d is cancelled.", id), err
+			done := fmt.Sprintf("Operation %d is cancelled.", id)
+			return d.do(ctx, operator.CancelOperation, id, by, time.Time{}, done)
 		},
 	})
 }

@@ -84,8 +84,7 @@ func (d *Dashboard) cronPages() {
 			objects: []string{"job"}, effect: v.effect,
 			preview: d.jobPreview,
 			do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
-				err := d.change.Do(ctx, v.verb, in.Get("job"), by, time.Time{})
-				return "Cron job " + in.Get("job") + " " + v.done + ".", err
+				return d.do(ctx, v.verb, in.Get("job"), by, time.Time{}, "Cron job "+in.Get("job")+" "+v.done+".")
 			},
 		})
 	}

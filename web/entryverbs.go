@@ -19,7 +19,7 @@ func (d *Dashboard) numbered(v operator.Verb, effect, done string) verb {
 			if err != nil {
 				return "", err
 			}
-			return fmt.Sprintf(done, id), d.change.Do(ctx, v, id, by, time.Time{})
+			return d.do(ctx, v, id, by, time.Time{}, fmt.Sprintf(done, id))
 		},
 	}
 }

@@ -124,7 +124,7 @@ func (d *Dashboard) nodePages() {
 			if err != nil {
 				return "", err
 			}
-			return "Node " + n.Name + " drains.", d.change.Do(ctx, operator.DrainNode, int64(n.ID), by, time.Time{})
+			return d.do(ctx, operator.DrainNode, int64(n.ID), by, time.Time{}, "Node "+n.Name+" drains.")
 		},
 	})
 }

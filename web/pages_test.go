@@ -161,6 +161,10 @@ func TestPauseAQueueByForms(t *testing.T) {
 	if err != nil || len(found) != 1 || found[0].Actor != "operator" || found[0].Reason != "the disk is full" {
 		t.Errorf("the audit has %+v, %v", found, err)
 	}
+	form.Set("reason", "a migration")
+	if got = b.post("do/pause_queue", form); !strings.Contains(got.text, "Queue work is paused. This replaced the pause by operator (the disk is full) until ") {
+		t.Errorf("after another pause: %s", got.text)
+	}
 	if again := b.post("do/resume_queue", url.Values{"name": {"nothing"}, "reason": {"x"}}); again.status != http.StatusNotFound {
 		t.Errorf("a queue that does not exist: %d: %s", again.status, again.text)
 	}

@@ -34,9 +34,26 @@ func (d *Dashboard) named(v operator.Verb, effect, done string, fields ...field)
 			if err != nil {
 				return "", err
 			}
-			return fmt.Sprintf(done, in.Get("name")), d.change.Do(ctx, v, in.Get("name"), by, until)
+			return d.do(ctx, v, in.Get("name"), by, until, fmt.Sprintf(done, in.Get("name")))
 		},
 	}
+}
+
+// do applies a verb of pkg/operator, and returns the text about what is done.
+func (d *Dashboard) do(ctx context.Context, v operator.Verb, thing any, by invalidation.By, until time.Time,
+	done string,
+) (string, error) {
+	replaced, err := d.change.Do(ctx, v, thing, by, until)
+	return done + replacing(replaced), err
+}
+
+// replacing is the sentence about the pause that another one has replaced, with a space before it; empty: there was
+// none.
+func replacing(r *operator.Replaced) string {
+	if r == nil {
+		return ""
+	}
+	return " This replaced " + r.String() + "."
 }
 
 func (d *Dashboard) queueVerbs() {

@@ -191,7 +191,7 @@ func (s *site) fill() {
 	               'worker answered 422: image ' || n || ' is not a picture', 'worker answered #: image # is not a picture',
 	               '{"n": 1}', clock_timestamp() - n * interval '10 s'
 	          FROM generate_series(1, 20) n`, q.ID)
-	if err := s.change.Do(ctx, operator.PauseQueue, "idle", invalidation.By{Actor: "ann", Reason: "a migration"}, time.Time{}); err != nil {
+	if _, err := s.change.Do(ctx, operator.PauseQueue, "idle", invalidation.By{Actor: "ann", Reason: "a migration"}, time.Time{}); err != nil {
 		s.Fatal(err)
 	}
 }

@@ -36,7 +36,8 @@ func (d *Dashboard) pauseVerbs() {
 				return "", err
 			}
 			s := in.Subject()
-			return fmt.Sprintf("%s is paused.", capital(s.String())), d.change.Pause(ctx, s, by, until)
+			replaced, err := d.change.Pause(ctx, s, by, until)
+			return fmt.Sprintf("%s is paused.", capital(s.String())) + replacing(replaced), err
 		},
 		next: func(form) string { return "pauses" },
 	})

@@ -283,10 +283,12 @@ func doing(a *app, c *cobra.Command, v operator.Verb, risky bool,
 			return change{}, err
 		}
 		detail = strings.TrimPrefix(detail+after(", until ", stamp(&end)), ", ")
-		return simple(fmt.Sprintf("%s %v", v, thing), detail, risky,
-			func(ctx context.Context, by invalidation.By) error {
+		return change{
+			does: fmt.Sprintf("%s %v", v, thing), detail: detail, risky: risky,
+			do: func(ctx context.Context, by invalidation.By) (string, error) {
 				return api.carryOut(ctx, v, thing, by, end)
-			})
+			},
+		}, nil
 	})
 }
 

@@ -60,7 +60,8 @@ func pauseSet(a *app) *cobra.Command {
 			"runs goes on",
 		Long: "Stop claims of a flow, name, lock_key, model, application or node, for ever or --until; what runs " +
 			"goes on. To pause\n" +
-			"again changes reason and end. A whole queue is paused with penstock queue pause.",
+			"again replaces actor, reason and end, and says which pause that was. A whole queue is paused with\n" +
+			"penstock queue pause.",
 		Example: "  penstock pause set flow acme --until 1h --reason 'over their quota'\n  penstock pause set name " +
 			"newsletter --queue mails --reason 'wrong text'",
 	}
@@ -76,11 +77,13 @@ func pauseSet(a *app) *cobra.Command {
 		if err := checkScope(s.Scope); err != nil {
 			return change{}, err
 		}
-		return checked(queueThere(api, s.Queue), "pause "+s.String(), after("until ", stamp(&end)), false,
-			func(ctx context.Context, by invalidation.By) error {
+		return change{
+			does: "pause " + s.String(), detail: after("until ", stamp(&end)), check: queueThere(api, s.Queue),
+			do: func(ctx context.Context, by invalidation.By) (string, error) {
 				in := body(by, "scope", s.Scope, "value", s.Value, "until", end)
-				return api.post(ctx, "/v1/pauses"+query("queue", s.Queue), in)
-			})
+				return api.pause(ctx, "/v1/pauses"+query("queue", s.Queue), in)
+			},
+		}, nil
 	})
 }
 

@@ -33,11 +33,25 @@ var verbRoutes = map[operator.Verb]string{
 	operator.CancelRequestBatch: "/v1/gateway/batches/%v/cancel",
 }
 
-// carryOut does a verb on the thing of a name or an id. Until, if not zero, is when a pause ends by itself.
-func (c conn) carryOut(ctx context.Context, v operator.Verb, thing any, by invalidation.By, until time.Time) error {
+// carryOut does a verb on the thing of a name or an id. Until, if not zero, is when a pause ends by itself. It returns
+// what is worth telling.
+func (c conn) carryOut(ctx context.Context, v operator.Verb, thing any, by invalidation.By, until time.Time,
+) (string, error) {
 	path := at(verbRoutes[v], thing)
-	if v == operator.DropCronJob || v == operator.RemoveModel {
-		return c.remove(ctx, path, by)
+	switch {
+	case v == operator.DropCronJob || v == operator.RemoveModel:
+		return "", c.remove(ctx, path, by)
+	case v.Pauses():
+		return c.pause(ctx, path, body(by, "until", until))
 	}
-	return c.post(ctx, path, body(by, "until", until))
+	return "", c.post(ctx, path, body(by))
+}
+
+// pause sends a pause, and tells which one it has replaced.
+func (c conn) pause(ctx context.Context, path string, in any) (string, error) {
+	answer, err := posted[struct{ Replaced *operator.Replaced }](ctx, c, path, in)
+	if err != nil || answer.Replaced == nil {
+		return "", err
+	}
+	return "done, in place of " + answer.Replaced.String(), nil
 }

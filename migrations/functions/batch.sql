@@ -587,7 +587,16 @@ BEGIN
     END LOOP;
 END $$;
 
--- pause_batch lets running parts end and starts no others.
+-- That of an earlier version returned nothing.
+DO $$ BEGIN
+    IF 'void'::regtype = (SELECT prorettype FROM pg_proc
+                           WHERE oid = to_regprocedure('penstock.pause_batch(bigint, text, text, timestamptz)')) THEN
+        DROP FUNCTION penstock.pause_batch(bigint, text, text, timestamptz);
+    END IF;
+END $$;
+
+-- pause_batch lets running parts end and starts no others. It replaces a pause in force, and returns that
+-- (replaced_pause).
 -- Locks: the row of the batch (FOR UPDATE), then those of withdraw_batch.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
@@ -598,21 +607,23 @@ CREATE OR REPLACE FUNCTION penstock.pause_batch(
     reason text        DEFAULT '',
     actor  text        DEFAULT NULL,
     until  timestamptz DEFAULT NULL
-) RETURNS void
+) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
-    b penstock.batch;
+    b        penstock.batch;
+    replaced jsonb;
 BEGIN
     PERFORM penstock.need_read_committed();
     PERFORM penstock.check_until(until);
     b := penstock.batch_row(batch);
+    replaced := penstock.replaced_pause(b.paused_at, b.paused_by, b.paused_reason, b.paused_until);
     UPDATE penstock.batch SET paused_at = clock_timestamp(), paused_by = penstock.actor_name(pause_batch.actor),
         paused_reason = coalesce(reason, ''),
                               paused_until = until
      WHERE id = b.id;
     PERFORM penstock.withdraw_batch(b, 'the batch was paused');
-    PERFORM penstock.audit_log(actor, 'pause_batch', 'batch ' || batch,
-                               reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
+    PERFORM penstock.audit_pause(actor, 'pause_batch', 'batch ' || batch, reason, until, replaced);
+    RETURN replaced;
 END $$;
 
 -- resume_batch ends the pause of a batch.

@@ -56,25 +56,60 @@ BEGIN
     END IF;
 END $$;
 
+-- replaced_pause returns a pause in force that another one is about to replace, for the answer and for the audit:
+-- {"actor": ..., "reason": ..., "since": ..., "until": ...}, without until if it has no end. Null: there is none.
+-- Locks: none; the caller has the row of the pause.
+-- Callers: pause, pause_queue, pause_cron_job, pause_batch.
+CREATE OR REPLACE FUNCTION penstock.replaced_pause(since timestamptz, actor text, reason text, until timestamptz)
+RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT jsonb_strip_nulls(jsonb_build_object('actor', $2, 'reason', $3, 'since', penstock.json_time($1),
+                                                'until', penstock.json_time($4)))
+     WHERE $1 IS NOT NULL AND penstock.paused_until($4)
+$$;
+
+-- audit_pause adds a pause to the audit, with its end and with the pause that it replaced, as far as there are any.
+-- Locks: none but those of an insert.
+-- Callers: pause, pause_queue, pause_cron_job, pause_batch.
+CREATE OR REPLACE FUNCTION penstock.audit_pause(actor text, verb text, object text, reason text, until timestamptz,
+                                                replaced jsonb, queue text DEFAULT NULL) RETURNS void
+LANGUAGE sql AS $$
+    SELECT penstock.audit_log($1, $2, $3, $4,
+                              jsonb_strip_nulls(jsonb_build_object('queue', $7, 'until', $5, 'replaced', $6)))
+$$;
+
 -- Pause and disable of a whole queue ---------------------------------------------------------------------------------
 
--- pause_queue stops claims from a queue; running entries go on. A pause with an end ends by itself.
+-- That of an earlier version returned nothing.
+DO $$ BEGIN
+    IF 'void'::regtype = (SELECT prorettype FROM pg_proc
+                           WHERE oid = to_regprocedure('penstock.pause_queue(text, text, text, timestamptz)')) THEN
+        DROP FUNCTION penstock.pause_queue(text, text, text, timestamptz);
+    END IF;
+END $$;
+
+-- pause_queue stops claims from a queue; running entries go on. A pause with an end ends by itself. It replaces one
+-- that is in force, and returns that (replaced_pause).
 -- Locks: the row of the queue.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument.
 CREATE OR REPLACE FUNCTION penstock.pause_queue(queue text, reason text DEFAULT '', actor text DEFAULT NULL,
-                                     until timestamptz DEFAULT NULL) RETURNS void
+                                     until timestamptz DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
-    q penstock.queue := penstock.queue_row(queue);
+    q        penstock.queue;
+    replaced jsonb;
 BEGIN
     PERFORM penstock.check_until(until);
+    PERFORM FROM penstock.queue x WHERE x.name = queue FOR NO KEY UPDATE;
+    q := penstock.queue_row(queue);
+    replaced := penstock.replaced_pause(q.paused_at, q.paused_by, q.paused_reason, q.paused_until);
     UPDATE penstock.queue
        SET paused_at = clock_timestamp(), paused_by = penstock.actor_name(actor), paused_reason = coalesce(reason, ''),
            paused_until = until, version = version + 1
      WHERE id = q.id;
-    PERFORM penstock.audit_log(actor, 'pause_queue', q.name,
-                               reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
+    PERFORM penstock.audit_pause(actor, 'pause_queue', q.name, reason, until, replaced);
+    RETURN replaced;
 END $$;
 
 -- resume_queue ends the pause of a queue.
@@ -422,9 +457,18 @@ LANGUAGE sql AS $$
     UPDATE penstock.queue SET version = version + 1 WHERE id = coalesce($1, (SELECT min(id) FROM penstock.queue))
 $$;
 
+-- That of an earlier version returned nothing.
+DO $$ BEGIN
+    IF 'void'::regtype = (
+       SELECT prorettype FROM pg_proc
+        WHERE oid = to_regprocedure('penstock.pause(text, text, text, text, text, timestamptz)')) THEN
+        DROP FUNCTION penstock.pause(text, text, text, text, text, timestamptz);
+    END IF;
+END $$;
+
 -- pause stops claims in a scope: a flow, model, application, node, name or lock key; running
--- entries go on. To pause again changes reason and end. A model must exist: a misspelt name would
--- pause nothing. Entries of a paused name or lock key are disabled.
+-- entries go on. It replaces a pause of the same that is in force, and returns that (replaced_pause). A model must
+-- exist: a misspelt name would pause nothing. Entries of a paused name or lock key are disabled.
 -- Locks: of a name or lock key the row of the queue (FOR NO KEY UPDATE); the row of pause (FOR UPDATE), then those of
 -- switch_entries, then the row of the queue.
 -- Callers: cmd/leader, cmd/penstock, pkg/api, pkg/doctor, pkg/operator; psql.
@@ -437,13 +481,14 @@ CREATE OR REPLACE FUNCTION penstock.pause(
     reason text        DEFAULT '',
     actor  text        DEFAULT current_user::text,
     until  timestamptz DEFAULT NULL
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS jsonb LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    q       integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
-    entries boolean := pause.scope IN ('name', 'lock_key') AND queue IS NOT NULL;
-    off     boolean; -- the entries are disabled
-    known   boolean;
+    q        integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
+    entries  boolean := pause.scope IN ('name', 'lock_key') AND queue IS NOT NULL;
+    off      boolean; -- the entries are disabled
+    known    boolean;
+    replaced jsonb;
 BEGIN
     PERFORM penstock.check_until(until);
     IF pause.scope = 'model' AND NOT EXISTS (SELECT FROM penstock.model m WHERE m.name = pause.value)
@@ -454,7 +499,7 @@ BEGIN
     IF entries THEN
         PERFORM FROM penstock.queue x WHERE x.id = q FOR NO KEY UPDATE;
     END IF;
-    PERFORM FROM penstock.pause p
+    SELECT penstock.replaced_pause(p.created_at, p.actor, p.reason, p.until) INTO replaced FROM penstock.pause p
       WHERE p.scope = pause.scope AND p.value = pause.value AND p.queue_id IS NOT DISTINCT FROM q FOR UPDATE;
     known := FOUND;
     off := EXISTS (SELECT FROM penstock.disabled d
@@ -466,14 +511,15 @@ BEGIN
     INSERT INTO penstock.pause AS p (scope, value, queue_id, actor, reason, until)
     VALUES (pause.scope, pause.value, q, penstock.actor_name(pause.actor), coalesce(pause.reason, ''), pause.until)
     ON CONFLICT (scope, value, coalesce(queue_id, 0)) DO UPDATE
-       SET actor = excluded.actor, reason = excluded.reason, until = excluded.until;
+       SET actor = excluded.actor, reason = excluded.reason, until = excluded.until, created_at = excluded.created_at;
     IF entries AND NOT off THEN
         PERFORM penstock.switch_entries(penstock.queue_row(queue), 'disable', pause.scope, pause.value,
                                         pause.reason, pause.actor);
     END IF;
     PERFORM penstock.pauses_changed(q);
-    PERFORM penstock.audit_log(pause.actor, 'pause', pause.scope || ' ' || pause.value,
-                               pause.reason, jsonb_strip_nulls(jsonb_build_object('queue', queue, 'until', until)));
+    PERFORM penstock.audit_pause(pause.actor, 'pause', pause.scope || ' ' || pause.value, pause.reason, until, replaced,
+                                 queue);
+    RETURN replaced;
 EXCEPTION WHEN check_violation OR not_null_violation THEN
     RAISE EXCEPTION 'pause of % "%" is not valid', scope, value USING ERRCODE = 'PS002',
         HINT = 'The scopes are name and lock_key (with a queue), flow (with or without), model, application and node.';

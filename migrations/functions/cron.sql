@@ -579,28 +579,39 @@ EXCEPTION
             penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
 END $$;
 
--- pause_cron_job keeps a job from firing; a running entry goes on. When the pause ends, the
+-- That of an earlier version returned nothing.
+DO $$ BEGIN
+    IF 'void'::regtype = (SELECT prorettype FROM pg_proc
+                           WHERE oid = to_regprocedure('penstock.pause_cron_job(text, text, text, timestamptz)')) THEN
+        DROP FUNCTION penstock.pause_cron_job(text, text, text, timestamptz);
+    END IF;
+END $$;
+
+-- pause_cron_job keeps a job from firing; a running entry goes on. It replaces a pause in force, and returns that
+-- (replaced_pause). When the pause ends, the
 -- catch-up policy decides about the nominal times in it. The waiting entry has no due time
 -- meanwhile.
 -- Locks: the row of the job (FOR UPDATE), then its waiting entry.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS002 invalid argument, PS010 no such cron job.
 CREATE OR REPLACE FUNCTION penstock.pause_cron_job(job text, reason text DEFAULT '', actor text DEFAULT NULL,
-                                        until timestamptz DEFAULT NULL) RETURNS void
+                                        until timestamptz DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
-    j penstock.cron_job;
+    j        penstock.cron_job;
+    replaced jsonb;
 BEGIN
     PERFORM penstock.check_until(until);
     SELECT * INTO j FROM penstock.cron_job_row(job);
+    replaced := penstock.replaced_pause(j.paused_at, j.paused_by, j.paused_reason, j.paused_until);
     UPDATE penstock.cron_job
        SET paused_at = clock_timestamp(), paused_by = penstock.actor_name(actor), paused_reason = coalesce(reason, ''),
            paused_until = until
      WHERE id = j.id;
     UPDATE penstock.entry e SET due_at = NULL WHERE j.fired_at IS NULL AND e.queue_id = j.queue_id AND e.id = j.entry_id
         AND e.status = 'initial';
-    PERFORM penstock.audit_log(actor, 'pause_cron_job', 'cron job ' || job,
-                               reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
+    PERFORM penstock.audit_pause(actor, 'pause_cron_job', 'cron job ' || job, reason, until, replaced);
+    RETURN replaced;
 END $$;
 
 -- resume_cron_job ends the pause of a job.

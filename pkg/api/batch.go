@@ -30,7 +30,7 @@ func (a *API) batchRoutes() {
 	}, func(ctx context.Context, in *InID) (*answer[operator.Batch], error) {
 		return answered(a.operator.Batch(ctx, in.ID))
 	})
-	verb[idPause](a, operator.PauseBatch, route{
+	pauseVerb[idPause](a, operator.PauseBatch, route{
 		path: one + "/pause", id: "pause-batch", summary: "Pause a batch: its waiting parts leave the queue",
 		scope: operate, of: ofBatch,
 	})

@@ -24,6 +24,28 @@ func change[I any](a *API, r route, do func(ctx context.Context, in *I) error) {
 	add(a, r, func(ctx context.Context, in *I) (*struct{}, error) { return nil, do(ctx, in) })
 }
 
+// paused is the answer of a pause: with nothing, or with the pause that was in force before.
+type paused struct {
+	Status int
+	Body   *pauseReplaced
+}
+
+type pauseReplaced struct {
+	Replaced *operator.Replaced `json:"replaced" doc:"The pause that was in force, and is no more."`
+}
+
+// pausing registers a POST that pauses, and so needs a reason.
+func pausing[I any](a *API, r route, do func(ctx context.Context, in *I) (*operator.Replaced, error)) {
+	r.method, r.mayBeNil = "POST", true
+	add(a, r, func(ctx context.Context, in *I) (*paused, error) {
+		replaced, err := do(ctx, in)
+		if err != nil || replaced == nil {
+			return &paused{Status: http.StatusNoContent}, err
+		}
+		return &paused{http.StatusOK, &pauseReplaced{replaced}}, nil
+	})
+}
+
 // ReasonBody is the part of the body of a change that gives the reason.
 type ReasonBody struct {
 	Reason string `json:"reason" minLength:"1" maxLength:"1000" doc:"Why; it goes into the audit."`
@@ -105,11 +127,19 @@ func verb[I interface {
 	by(context.Context) invalidation.By
 }](a *API, v operator.Verb, r route) {
 	change(a, r, func(ctx context.Context, in *I) error {
-		var until time.Time
-		if p, pauses := any(*in).(interface{ until() time.Time }); pauses {
-			until = p.until()
-		}
-		return a.operator.Do(ctx, v, (*in).thing(), (*in).by(ctx), until)
+		_, err := a.operator.Do(ctx, v, (*in).thing(), (*in).by(ctx), time.Time{})
+		return err
+	})
+}
+
+// pauseVerb is verb for those that pause.
+func pauseVerb[I interface {
+	thing() any
+	by(context.Context) invalidation.By
+	until() time.Time
+}](a *API, v operator.Verb, r route) {
+	pausing(a, r, func(ctx context.Context, in *I) (*operator.Replaced, error) {
+		return a.operator.Do(ctx, v, (*in).thing(), (*in).by(ctx), (*in).until())
 	})
 }
 

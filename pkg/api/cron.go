@@ -42,7 +42,7 @@ func (a *API) cronRoutes() {
 		method: "DELETE", path: one, id: "drop-cron-job", summary: "Remove a cron job; a run goes on",
 		scope: admin, of: ofCron,
 	})
-	verb[namePause](a, operator.PauseCronJob, route{
+	pauseVerb[namePause](a, operator.PauseCronJob, route{
 		path: one + "/pause", id: "pause-cron-job", summary: "Pause a cron job",
 		scope: operate, of: ofCron,
 	})

@@ -63,8 +63,8 @@ func (a *API) jobRoutes() {
 		summary: "Retry a failed entry: it goes back into its queue",
 		scope:   operate, of: ofEntry,
 	}, func(ctx context.Context, in *InID) (*answer[Job], error) {
-		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "queued"}},
-			a.operator.Do(ctx, operator.RetryFailure, in.ID, a.actor(ctx, "POST /admin/dlq"), time.Time{})
+		_, err := a.operator.Do(ctx, operator.RetryFailure, in.ID, a.actor(ctx, "POST /admin/dlq"), time.Time{})
+		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "queued"}}, err
 	})
 	add(a, route{
 		method: "POST", path: dlq + "/retry-all", id: "retry-all-jobs",
@@ -75,8 +75,8 @@ func (a *API) jobRoutes() {
 		method: "DELETE", path: dlq + "/{id}", id: "delete-job", summary: "Discard a failure",
 		scope: operate, of: ofEntry,
 	}, func(ctx context.Context, in *InID) (*answer[Job], error) {
-		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "deleted"}},
-			a.operator.Do(ctx, operator.DiscardFailure, in.ID, a.actor(ctx, "DELETE /admin/dlq"), time.Time{})
+		_, err := a.operator.Do(ctx, operator.DiscardFailure, in.ID, a.actor(ctx, "DELETE /admin/dlq"), time.Time{})
+		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "deleted"}}, err
 	})
 }
 

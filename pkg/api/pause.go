@@ -14,14 +14,14 @@ func (a *API) pauseRoutes() {
 		method: "GET", path: all, id: "list-pauses", summary: "Pauses in force, oldest first",
 		scope: read, of: ofQueue,
 	}, a.listPauses)
-	change(a, route{
+	pausing(a, route{
 		path: all, id: "pause", summary: "Stop claims of a flow, name, lock key, model, application or node",
 		scope: operate, of: ofQueue,
 	}, func(ctx context.Context, in *struct {
 		OfOneQueue
 		Body pauseBody
 	},
-	) error {
+	) (*operator.Replaced, error) {
 		return a.operator.Pause(ctx, operator.Subject{Scope: in.Body.Scope, Value: in.Body.Value, Queue: in.Queue},
 			in.Body.by(ctx), in.Body.Until.Time)
 	})

@@ -52,7 +52,7 @@ func (a *API) queueRoutes() {
 		method: "GET", path: one + "/samples", id: "list-samples", summary: "Samples of a queue's state, oldest first",
 		scope: read, of: ofQueue,
 	}, a.listSamples)
-	verb[queuePause](a, operator.PauseQueue, route{
+	pauseVerb[queuePause](a, operator.PauseQueue, route{
 		path: one + "/pause", id: "pause-queue", summary: "Pause claims from a queue; runs go on",
 		scope: operate, of: ofQueue,
 	})

@@ -24,6 +24,7 @@ type route struct {
 	own      bool
 	of       object        // whose queue and application a limited token must be good for
 	status   int           // of success; 0: 200
+	mayBeNil bool          // it answers with 204 where there is nothing to say
 	bytesMax int64         // of the body; 0: 64 KiB
 	timeout  time.Duration // 0: that of Config; negative: none, for what streams
 }
@@ -108,6 +109,9 @@ func (a *API) operation(r route) *huma.Operation {
 			Content: map[string]*huma.MediaType{"application/problem+json": {Schema: a.schema(Problem{})}},
 		}},
 		Security: []map[string][]string{}, // none
+	}
+	if r.mayBeNil {
+		op.Responses["204"] = &huma.Response{Description: http.StatusText(http.StatusNoContent)}
 	}
 	if r.scope != "" {
 		op.Security = []map[string][]string{{"token": {}}}

@@ -103,6 +103,7 @@ func story() []step {
 		{method: "PATCH", path: "/v1/queues/work", body: `{"settings": {"capacity": null}, ` + reason + `}`, tagOf: "/v1/queues/work", status: none},
 		{method: "GET", path: "/v1/queues/work", status: ok, want: "capacity=<nil>"},
 		{method: "POST", path: "/v1/queues/work/pause", body: `{"until": "2100-01-01T00:00:00Z", ` + reason + `}`, status: none},
+		{method: "POST", path: "/v1/queues/work/pause", body: why, status: ok},
 		{method: "GET", path: "/v1/pauses?queue=work", status: ok, want: "value=work"},
 		{method: "POST", path: "/v1/queues/work/resume", body: why, status: none},
 		{method: "POST", path: "/v1/queues/work/disable", body: why, status: none},

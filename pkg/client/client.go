@@ -120,8 +120,8 @@ type RawRequest struct {
 	Again        bool   // it can be sent twice: its entries have keys of their own
 }
 
-// Do makes a call and reads the answer into a pointer, nil for none. It sends requests again that
-// can be sent twice: a GET, one with a Key, and one for which Again is set.
+// Do makes a call and reads the answer into a pointer, nil for none; status 204 leaves it as it is. It sends requests
+// again that can be sent twice: a GET, one with a Key, and one for which Again is set.
 func (c *Client) Do(ctx context.Context, call RawRequest, into any) error {
 	r := request{
 		method: call.Method, path: call.Path, key: call.Key, ifMatch: call.IfMatch,
@@ -202,7 +202,7 @@ func (c *Client) once(ctx context.Context, r request, into any) error {
 		return err
 	}
 	defer answer.Body.Close()
-	if into == nil {
+	if into == nil || answer.StatusCode == http.StatusNoContent {
 		_, err = io.Copy(io.Discard, answer.Body)
 		return err
 	}

@@ -38,7 +38,14 @@ func (b *queueBed) do(v operator.Verb, thing any, by By) error {
 	case NodeID:
 		thing = int64(id)
 	}
-	return b.d.Do(b.ctx, v, thing, by, time.Time{})
+	_, err := b.d.Do(b.ctx, v, thing, by, time.Time{})
+	return err
+}
+
+// did fails the test where a pause was refused.
+func (b *queueBed) did(_ *operator.Replaced, err error) {
+	b.Helper()
+	b.must(err)
 }
 
 var usual = Lane{Priority: 1}

@@ -16,7 +16,7 @@ import (
 func TestPauseSaysWhoWhyAndUntil(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	until := time.Now().Add(time.Hour).Truncate(time.Millisecond)
-	b.must(b.d.Do(b.ctx, operator.PauseQueue, "work", ann, until))
+	b.did(b.d.Do(b.ctx, operator.PauseQueue, "work", ann, until))
 	q, err := Open(b.ctx, b.pool, "work")
 	b.must(err)
 	p, paused := q.Paused("", time.Now())
@@ -38,10 +38,10 @@ func TestPauseSaysWhoWhyAndUntil(t *testing.T) {
 
 func TestPauseRefusesAnEndThatHasPassedAndAQueueThatIsNotThere(t *testing.T) {
 	b := newQueueBed(t, Config{})
-	if err := b.d.Do(b.ctx, operator.PauseQueue, "work", ann, time.Now().Add(-time.Second)); !errors.Is(err, ErrInvalid) {
+	if _, err := b.d.Do(b.ctx, operator.PauseQueue, "work", ann, time.Now().Add(-time.Second)); !errors.Is(err, ErrInvalid) {
 		t.Errorf("pause until the past: %v", err)
 	}
-	if err := b.d.Do(b.ctx, operator.PauseQueue, "nowhere", ann, time.Time{}); !errors.Is(err, ErrQueueNotFound) {
+	if _, err := b.d.Do(b.ctx, operator.PauseQueue, "nowhere", ann, time.Time{}); !errors.Is(err, ErrQueueNotFound) {
 		t.Errorf("pause of a queue that is not there: %v", err)
 	}
 }

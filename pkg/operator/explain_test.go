@@ -30,7 +30,7 @@ func TestExplainNamesEachConditionOfTheClaim(t *testing.T) {
 
 	b.must(b.do(operator.DisableEntry, first[1], ann))
 	b.want(b.reasons(first[1]), []string{"disabled"})
-	b.must(b.d.Do(b.ctx, operator.PauseQueue, "work", ann, time.Now().Add(time.Hour)))
+	b.did(b.d.Do(b.ctx, operator.PauseQueue, "work", ann, time.Now().Add(time.Hour)))
 	b.must(b.do(operator.DisableQueue, "work", ann))
 	b.exec(b.pool, `UPDATE penstock.node SET draining_at = now()`)
 	b.want(b.reasons(first[2]), []string{"no_node", "paused", "queue_disabled"})
@@ -278,7 +278,7 @@ func TestStuckShowsLocksOfDeadAndUnknownNodes(t *testing.T) {
 func TestExplainNamesThePause(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	id := b.pushAll(b.pool, Push{Flow: "tenant"})[0]
-	b.must(b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByFlow, Value: "tenant"}, By{Actor: "ada", Reason: "unpaid"}, time.Time{}))
+	b.did(b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByFlow, Value: "tenant"}, By{Actor: "ada", Reason: "unpaid"}, time.Time{}))
 	e, err := b.d.Explain(b.ctx, int64(id))
 	b.must(err)
 	for _, r := range e.Reasons {

@@ -153,7 +153,7 @@ func TestHeadOfLineLeavesOutWhatCannotRun(t *testing.T) {
 		t.Errorf("head is %v, want the entry of the queue's priority, and none below", got)
 	}
 	flow := Subject{Scope: ByFlow, Value: ""}
-	if err := b.d.Pause(t.Context(), flow, by, time.Time{}); err != nil {
+	if _, err := b.d.Pause(t.Context(), flow, by, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := head(); got != nil {
@@ -162,7 +162,7 @@ func TestHeadOfLineLeavesOutWhatCannotRun(t *testing.T) {
 	if err := b.d.Resume(t.Context(), flow, by); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.d.Do(t.Context(), PauseQueue, "work", by, time.Time{}); err != nil {
+	if _, err := b.d.Do(t.Context(), PauseQueue, "work", by, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := head(); got != nil {
@@ -174,7 +174,7 @@ func TestEntriesAreFoundByEachState(t *testing.T) {
 	b := newBed(t)
 	ids := b.push(invalidation.Push{}, invalidation.Push{LockKey: "K"}, invalidation.Push{LockKey: "K"}, invalidation.Push{Name: "mail"},
 		invalidation.Push{DueAt: time.Now().Add(time.Hour)}, invalidation.Push{})
-	if err := b.d.Do(t.Context(), DisableEntry, ids[5], by, time.Time{}); err != nil {
+	if _, err := b.d.Do(t.Context(), DisableEntry, ids[5], by, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	b.claim(71, 2)

@@ -19,6 +19,36 @@ type Pause struct {
 	Until  *time.Time `json:"until,omitempty"`
 }
 
+// Replaced is a pause that was in force when another one replaced it.
+type Replaced struct {
+	Actor  string     `json:"actor"`
+	Reason string     `json:"reason"`
+	Since  time.Time  `json:"since"`
+	Until  *time.Time `json:"until,omitempty" doc:"Absent: it had no end."`
+}
+
+// String says which pause it was: the pause by ann (a migration) until 2026-11-30T10:00:00Z.
+func (r *Replaced) String() string {
+	s := "the pause by " + r.Actor
+	if r.Reason != "" {
+		s += " (" + r.Reason + ")"
+	}
+	if r.Until != nil {
+		return s + " until " + r.Until.UTC().Format(time.RFC3339)
+	}
+	return s + " without an end"
+}
+
+// pausing is change for functions that pause: they return the pause that they replaced.
+func (d *Database) pausing(ctx context.Context, does, sql string, by invalidation.By, rest ...any) (*Replaced, error) {
+	var replaced *Replaced
+	row := d.db.QueryRow(ctx, sql, append([]any{by.Reason, given(by.Actor)}, rest...)...)
+	if err := row.Scan(&replaced); err != nil {
+		return nil, fmt.Errorf("%s: %w", does, invalidation.Translate(err))
+	}
+	return replaced, nil
+}
+
 const pausesSQL = `
 SELECT scope, value, queue, actor, reason, since, penstock.json_time(until) AS until FROM (
     SELECT 'queue' AS scope, name AS value, '' AS queue, coalesce(paused_by, '') AS actor,
@@ -68,10 +98,11 @@ type Subject struct {
 func (s Subject) String() string { return fmt.Sprintf("%s %q", s.Scope, s.Value) }
 
 // Pause stops claims of a subject until it is resumed, or until a time to come if that is not zero. Runs go on. Every
-// node applies it within one heartbeat. Pausing again changes reason and end.
-func (d *Database) Pause(ctx context.Context, s Subject, by invalidation.By, until time.Time) error {
+// node applies it within one heartbeat. It returns the pause of the subject that was in force before and is replaced,
+// nil if there was none.
+func (d *Database) Pause(ctx context.Context, s Subject, by invalidation.By, until time.Time) (*Replaced, error) {
 	const sql = `SELECT penstock.pause($3, $4, $5, $1, coalesce($2, current_user::text), $6)`
-	return d.change(ctx, "pause "+s.String(), sql, by, s.Scope, s.Value, given(s.Queue), given(until))
+	return d.pausing(ctx, "pause "+s.String(), sql, by, s.Scope, s.Value, given(s.Queue), given(until))
 }
 
 // Resume ends a pause. invalidation.ErrState means that the subject is not paused.

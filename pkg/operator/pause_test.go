@@ -25,7 +25,7 @@ func TestPauseStopsFlowModelAndApplication(t *testing.T) {
 		{operator.Subject{Scope: operator.ByModel, Value: "other"}, "-", "a"},
 	} {
 		version := b.count(`SELECT sum(version) FROM penstock.queue`)
-		b.must(b.d.Pause(b.ctx, c.subject, by, time.Time{}))
+		b.did(b.d.Pause(b.ctx, c.subject, by, time.Time{}))
 		if b.count(`SELECT sum(version) FROM penstock.queue`) == version {
 			t.Errorf("%v: nodes do not hear of it", c.subject)
 		}
@@ -44,7 +44,7 @@ func TestPauseStopsFlowModelAndApplication(t *testing.T) {
 	if err := b.d.Resume(b.ctx, operator.Subject{Scope: operator.ByFlow, Value: "a"}, by); !errors.Is(err, ErrState) {
 		t.Errorf("resume of what is not paused: %v", err)
 	}
-	if err := b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByName, Value: "a"}, by, time.Time{}); !errors.Is(err, ErrInvalid) {
+	if _, err := b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByName, Value: "a"}, by, time.Time{}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("pause of a name of no queue: %v", err)
 	}
 }
@@ -100,7 +100,7 @@ func TestListOfQueuesHasWhatIsStoppedNow(t *testing.T) {
 
 func TestPauseWithAnEndEndsByTheNodesMonotonicClock(t *testing.T) {
 	b := newQueueBed(t, Config{})
-	b.must(b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByFlow, Value: "a"}, By{}, time.Now().Add(time.Hour)))
+	b.did(b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByFlow, Value: "a"}, By{}, time.Now().Add(time.Hour)))
 	q := b.again()
 	if _, paused := q.Paused("a", time.Now().Add(59*time.Minute)); !paused {
 		t.Error("it ended too early")
@@ -113,8 +113,8 @@ func TestPauseWithAnEndEndsByTheNodesMonotonicClock(t *testing.T) {
 func TestPausedNameAndKeyAreDisabledUntilTheirTimeIsOver(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	b.pushAll(b.pool, Push{Name: "mail"}, Push{Name: "other"}, Push{LockKey: "k"})
-	b.must(b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByName, Value: "mail", Queue: "work"}, By{Actor: "ada"}, time.Time{}))
-	b.must(b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByLockKey, Value: "k", Queue: "work"}, By{}, time.Now().Add(time.Hour)))
+	b.did(b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByName, Value: "mail", Queue: "work"}, By{Actor: "ada"}, time.Time{}))
+	b.did(b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByLockKey, Value: "k", Queue: "work"}, By{}, time.Now().Add(time.Hour)))
 	b.pushAll(b.pool, Push{Name: "mail"}, Push{LockKey: "k"})
 	locks := b.claim(10)
 	if len(locks) != 1 || locks[0].Entries[0].Name != "other" {
@@ -154,7 +154,7 @@ func TestPausedNodeHearsOfItAtItsHeartbeat(t *testing.T) {
 		return o.Paused
 	}
 	for _, value := range []string{"gpu-7", "7050"} {
-		b.must(b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByNode, Value: value}, By{}, time.Time{}))
+		b.did(b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByNode, Value: value}, By{}, time.Time{}))
 		if !paused() {
 			t.Errorf("node %s is not paused", value)
 		}
@@ -208,18 +208,64 @@ func TestAPausedNameIsNeitherDisabledNorEnabledMeanwhile(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	b.pushAll(b.pool, Push{Name: "mail"})
 	mail := operator.Subject{Scope: operator.ByName, Value: "mail", Queue: "work"}
-	b.must(b.d.Pause(b.ctx, mail, By{}, time.Now().Add(time.Hour)))
+	b.did(b.d.Pause(b.ctx, mail, By{}, time.Now().Add(time.Hour)))
 	for _, verb := range []operator.Verb{operator.DisableEntry, operator.EnableEntry} {
 		if _, err := b.d.SwitchEntries(b.ctx, verb, "work", operator.ByName, "mail", By{}); !errors.Is(err, ErrState) {
 			t.Errorf("%s of a name that is paused: %v", verb, err)
 		}
 	}
-	b.must(b.d.Pause(b.ctx, mail, By{Reason: "for longer"}, time.Now().Add(2*time.Hour)))
+	b.did(b.d.Pause(b.ctx, mail, By{Reason: "for longer"}, time.Now().Add(2*time.Hour)))
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE priority < 0`), 1)
 	b.must(b.d.Resume(b.ctx, mail, By{}))
 	_, err := b.d.SwitchEntries(b.ctx, operator.DisableEntry, "work", operator.ByName, "mail", By{})
 	b.must(err)
-	if err := b.d.Pause(b.ctx, mail, By{}, time.Time{}); !errors.Is(err, ErrState) {
+	if _, err := b.d.Pause(b.ctx, mail, By{}, time.Time{}); !errors.Is(err, ErrState) {
 		t.Errorf("pause of a name that is disabled: %v", err)
+	}
+}
+
+// Two people pause the same: the second learns of the first, whose reason and end are gone otherwise.
+func TestAPauseSaysWhichOneItReplaces(t *testing.T) {
+	b := newQueueBed(t, Config{Model: "m"})
+	b.exec(b.pool, `SELECT penstock.create_queue('jobs', '{"kind": "cron"}'), penstock.create_queue('parts', '{"kind": "batch"}')`)
+	b.exec(b.pool, `SELECT penstock.create_cron_job('nightly', 'jobs', '@daily', '1')`)
+	b.exec(b.pool, `SELECT penstock.create_batch('photos', 'parts', '{"items": [1, 2]}')`)
+	type pause func(By, time.Time) (*operator.Replaced, error)
+	verb := func(v operator.Verb, thing any) pause {
+		return func(by By, until time.Time) (*operator.Replaced, error) { return b.d.Do(b.ctx, v, thing, by, until) }
+	}
+	subject := func(s operator.Subject) pause {
+		return func(by By, until time.Time) (*operator.Replaced, error) { return b.d.Pause(b.ctx, s, by, until) }
+	}
+	soon := time.Now().Add(time.Hour).Truncate(time.Millisecond)
+	for name, pause := range map[string]pause{
+		"queue":    verb(operator.PauseQueue, "work"),
+		"cron job": verb(operator.PauseCronJob, "nightly"),
+		"batch":    verb(operator.PauseBatch, int64(b.count(`SELECT id FROM penstock.batch`))),
+		"model":    subject(operator.Subject{Scope: operator.ByModel, Value: "m"}),
+		"flow":     subject(operator.Subject{Scope: operator.ByFlow, Value: "f"}),
+		"lock key": subject(operator.Subject{Scope: operator.ByLockKey, Value: "k", Queue: "work"}),
+	} {
+		first, err := pause(By{Actor: "ada", Reason: "a migration"}, soon)
+		if err != nil || first != nil {
+			t.Fatalf("%s: the first pause replaced %v (%v)", name, first, err)
+		}
+		second, err := pause(By{Actor: "bob", Reason: "a test"}, time.Time{})
+		if err != nil || second == nil || second.Actor != "ada" || second.Reason != "a migration" || second.Until == nil ||
+			!second.Until.Equal(soon) || second.Since.IsZero() {
+			t.Fatalf("%s: the second pause replaced %+v (%v)", name, second, err)
+		}
+		third, err := pause(By{Actor: "ada"}, time.Time{})
+		if err != nil || third == nil || third.Actor != "bob" || third.Until != nil || !third.Since.After(second.Since) {
+			t.Fatalf("%s: the third pause replaced %+v (%v), and that had replaced %+v", name, third, err, second)
+		}
+		if n := b.count(`SELECT count(*) FROM penstock.audit WHERE detail->'replaced'->>'reason' = 'a migration'
+			AND verb LIKE 'pause%' AND id = (SELECT max(id) - 1 FROM penstock.audit WHERE verb LIKE 'pause%')`); n != 1 {
+			t.Errorf("%s: the audit does not name the pause that was replaced", name)
+		}
+	}
+	b.exec(b.pool, `UPDATE penstock.queue SET paused_until = clock_timestamp() WHERE name = 'work'`)
+	if over, err := b.d.Do(b.ctx, operator.PauseQueue, "work", ann, time.Time{}); err != nil || over != nil {
+		t.Errorf("a pause that is over was replaced: %+v (%v)", over, err)
 	}
 }

@@ -14,7 +14,7 @@ var mailOfWork = operator.Subject{Scope: operator.ByName, Value: "mail", Queue: 
 
 func TestAPushThatSawThePauseIsEnabledAfterTheResume(t *testing.T) {
 	b := newQueueBed(t, Config{})
-	b.must(b.d.Pause(b.ctx, mailOfWork, ann, time.Time{}))
+	b.did(b.d.Pause(b.ctx, mailOfWork, ann, time.Time{}))
 	pusher := b.begin()
 	id := b.pushAll(pusher, Push{Name: "mail"})[0]
 	b.must(b.d.Resume(b.ctx, mailOfWork, ann))
@@ -30,7 +30,7 @@ func TestAPushThatSawNoPauseIsDisabledAfterIt(t *testing.T) {
 	pusher, later := b.begin(), b.begin()
 	id := b.pushAll(pusher, Push{Name: "mail", LockKey: "K"})[0]
 	other := b.pushAll(later, Push{Name: "mail"})[0]
-	b.must(b.d.Pause(b.ctx, mailOfWork, ann, time.Time{}))
+	b.did(b.d.Pause(b.ctx, mailOfWork, ann, time.Time{}))
 	b.runOperations()
 	b.must(pusher.Commit(b.ctx))
 	b.want(b.runOperations(), 1)
@@ -49,7 +49,7 @@ func TestAPauseThatHasEndedDisablesNothing(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	pusher := b.begin()
 	id := b.pushAll(pusher, Push{Name: "mail"})[0]
-	b.must(b.d.Pause(b.ctx, mailOfWork, ann, time.Time{}))
+	b.did(b.d.Pause(b.ctx, mailOfWork, ann, time.Time{}))
 	b.must(b.d.Resume(b.ctx, mailOfWork, ann))
 	b.must(pusher.Commit(b.ctx))
 	b.want(b.runOperations(), 0)
@@ -62,7 +62,7 @@ func TestASwitchDoesNotWaitForReaders(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	reader := b.begin()
 	b.exec(reader, `SELECT count(*) FROM penstock.entry`)
-	b.must(b.d.Pause(b.ctx, mailOfWork, ann, time.Time{}))
+	b.did(b.d.Pause(b.ctx, mailOfWork, ann, time.Time{}))
 	b.runOperations()
 	b.wantNoOperation()
 	b.must(reader.Rollback(b.ctx))

@@ -48,11 +48,12 @@ func (v Verb) String() string {
 func (v Verb) Pauses() bool { return strings.HasPrefix(string(v), "pause_") }
 
 // Do applies a verb to the object of a name (string) or an id (int64). A time that is not zero is
-// the end of a pause; other verbs take none.
-func (d *Database) Do(ctx context.Context, v Verb, thing any, by invalidation.By, until time.Time) error {
-	sql, rest := `SELECT penstock.`+string(v)+`($3, $1, coalesce($2, current_user::text))`, []any{thing}
+// the end of a pause; other verbs take none. It returns the pause that was in force before, if the verb pauses.
+func (d *Database) Do(ctx context.Context, v Verb, thing any, by invalidation.By, until time.Time) (*Replaced, error) {
+	sql := `SELECT penstock.` + string(v) + `($3, $1, coalesce($2, current_user::text)`
+	does := fmt.Sprintf("%s %v", v, thing)
 	if v.Pauses() {
-		sql, rest = strings.TrimSuffix(sql, ")")+`, $4)`, append(rest, given(until))
+		return d.pausing(ctx, does, sql+`, $4)`, by, thing, given(until))
 	}
-	return d.change(ctx, fmt.Sprintf("%s %v", v, thing), sql, by, rest...)
+	return nil, d.change(ctx, does, sql+`)`, by, thing)
 }
