@@ -23,9 +23,9 @@ func Bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 var ErrSilent = errors.New("the answer of the server was lost on a connection that stayed open")
 
 // A statement of a user may take any time, so that no deadline tells a long one from one whose answer is lost. The
-// server can: its process is active while it works. The first probe of the process is after attendFirst, the time between
-// probes doubles up to attendMax, and two in a row that find the process waiting for its client, without a change
-// between them, show that the answer is lost.
+// server can: its process is active while it works. The first probe of the process is after attendFirst, the time
+// between probes doubles up to attendMax, and two in a row that find the process waiting for its client, without a
+// change between them, show that the answer is lost.
 const (
 	attendFirst = 2 * time.Second
 	attendMax   = 10 * time.Second

@@ -110,8 +110,8 @@ DROP FUNCTION IF EXISTS penstock.head_reasons(integer);
 -- other work with the threads or slots, or instances are being started. It is the first head without such a reason,
 -- from the highest priority on and the oldest first, among those that have waited for 25 seconds: what keeps one flow
 -- back on purpose says nothing of the others. Flows that are throttled, or that a limit for each flow keeps back, are
--- passed by before, within the 2,000 lanes that queue_heads goes through; of the rest it tries 20 heads, and none behind
--- one that waits for what all wait for.
+-- passed by before, within the 2,000 lanes that queue_heads goes through; of the rest it tries 20 heads, and none
+-- behind one that waits for what all wait for.
 -- head_age is the age of that head in seconds, null if there is none. A why of null: explain_entry finds no reason.
 -- Callers: degraded_queues.
 CREATE OR REPLACE FUNCTION penstock.head_reasons(

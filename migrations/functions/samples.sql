@@ -120,8 +120,9 @@ DROP FUNCTION IF EXISTS penstock.queue_heads(penstock.queue);
 -- reads the first 100 lanes whose flow is not paused, from the highest priority on, and of each the first key without a
 -- lock record among its first 20 ready rows that are not delayed. With `open` lanes are passed by as well whose flow is
 -- throttled, or of which a limit for each flow, of a rate or of units, lets nothing in now. Either way it goes through
--- 2,000 lanes at most, so that the cost does not grow with the number of flows: a head behind 2,000 lanes that are passed
--- by is not found. A queue that is not open (queue_stops) has none; throttled keys (see throttle_key) are in no lane.
+-- 2,000 lanes at most, so that the cost does not grow with the number of flows: a head behind 2,000 lanes that are
+-- passed by is not found. A queue that is not open (queue_stops) has none; throttled keys (see throttle_key) are in no
+-- lane.
 -- Callers: head_age, head_reasons.
 CREATE OR REPLACE FUNCTION penstock.queue_heads(q penstock.queue, open boolean)
 RETURNS TABLE (priority smallint, entry_id bigint, since timestamptz)

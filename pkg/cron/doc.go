@@ -20,8 +20,8 @@
 //	fire.go                 the stages that fire jobs and make their next entries
 //	rules.go                the stage that moves entries which wait for times of earlier rules of a zone
 //
-// An Engine fires jobs, which are rows (penstock.cron_job) that functions of the schema make and change. It is a duty of
-// the elected leader. Each job has one entry in a queue of kind cron:
+// An Engine fires jobs, which are rows (penstock.cron_job) that functions of the schema make and change. It is a duty
+// of the elected leader. Each job has one entry in a queue of kind cron:
 //
 //	          createNext            fireDue                     any outcome
 //	no entry ───────────► initial ──────────► pending, running ─────────────► no entry

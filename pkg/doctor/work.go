@@ -113,8 +113,8 @@ func checkPaused(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 // linesMax bounds the details of a finding that is judged.
 const linesMax = 50
 
-// judged turns the rows of a query, each a line and whether it is critical, into a finding. Its summary and severity are
-// those of all rows, its details are the first linesMax.
+// judged turns the rows of a query, each a line and whether it is critical, into a finding. Its summary and severity
+// are those of all rows, its details are the first linesMax.
 func judged(ctx context.Context, tx pgx.Tx, sql, fine, many, advice string, args ...any) (Finding, error) {
 	counted := fmt.Sprintf(`
 WITH found (line, critical) AS MATERIALIZED (%s)

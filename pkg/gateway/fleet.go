@@ -157,8 +157,8 @@ func (f *fleet) slots() (all []slot.Held) {
 	return all
 }
 
-// add takes a slot in, idle. It is false, and nothing changes, if the instance is not known here or has the number under
-// that token or a later one.
+// add takes a slot in, idle. It is false, and nothing changes, if the instance is not known here, or has the number
+// under that token or a later one.
 func (f *fleet) add(s slot.Held) bool {
 	i := f.find(s.Instance)
 	return i != nil && i.slots.Add(s) != nil

@@ -37,8 +37,8 @@ func (p *Pool) SetInstances(now time.Time, list []InstanceState) {
 	p.dispatch(now)
 }
 
-// Grant takes in slots that were leased or handed over, and returns how many. It leaves out those that it has, and those
-// of instances that are not known here.
+// Grant takes in slots that were leased or handed over, and returns how many. It leaves out those that it has, and
+// those of instances that are not known here.
 func (p *Pool) Grant(now time.Time, slots []slot.Held) (taken int) {
 	for _, s := range slots {
 		if p.fleet.add(s) {
