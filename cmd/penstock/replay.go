@@ -72,7 +72,8 @@ func replayCommand(a *app) *cobra.Command {
 // readTrace reads a trace, pushes nothing, and prints what is in it.
 func (a *app) readTrace(ctx context.Context, t trace, source io.Reader) error {
 	t.speed = 0
-	report, err := t.replay(ctx, bufio.NewReader(source), func(context.Context, ...invalidation.Push) error { return nil })
+	none := func(context.Context, ...invalidation.Push) error { return nil }
+	report, err := t.replay(ctx, bufio.NewReader(source), none)
 	if err != nil {
 		return err
 	}

@@ -143,7 +143,7 @@ func (s *Predictions) notices(ctx context.Context) {
 	}
 }
 
-// endedSQL finds the oldest predictions that have ended, and whose end was not yet reported. It reads each one that runs
+// endedSQL finds the oldest predictions that have ended, and whose end was not yet reported. It reads each that runs
 // and is older than the last of them.
 const endedSQL = `
 SELECT p.id
