@@ -45,18 +45,20 @@ const (
 type examination struct {
 	mu       sync.Mutex
 	going    bool
-	at       time.Time // of the end of the last
+	ended    time.Time // the last
+	at       time.Time // of the findings: the end of the last that has some
 	findings []doctor.Finding
 	err      error
 }
 
-// last returns the last examination, and begins another one in the background if that is too old.
+// last returns the newest findings, the time that they are of, and the error of the last examination. It begins another
+// examination in the background if the last is too old.
 func (e *examination) last(run func(context.Context) ([]doctor.Finding, error)) (findings []doctor.Finding,
 	at *time.Time, going bool, err error,
 ) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if run != nil && !e.going && time.Since(e.at) > examineEvery {
+	if run != nil && !e.going && time.Since(e.ended) > examineEvery {
 		e.going = true
 		go e.examine(run)
 	}
@@ -73,9 +75,9 @@ func (e *examination) examine(run func(context.Context) ([]doctor.Finding, error
 	findings, err := run(ctx)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.going, e.at, e.err = false, time.Now(), err
+	e.going, e.ended, e.err = false, time.Now(), err
 	if err == nil {
-		e.findings = findings
+		e.findings, e.at = findings, e.ended
 	}
 }
 

@@ -272,6 +272,12 @@ func TestTheOverviewLeavesOutFindingsThatAreOver(t *testing.T) {
 			t.Errorf("examined %s ago: other findings are listed: %t, want %t", age, !others, others)
 		}
 	}
+	// An examination that fails leaves the findings of the one before, and these are no younger by it.
+	s.web.examined.examine(func(context.Context) ([]doctor.Finding, error) { return nil, context.DeadlineExceeded })
+	s.web.reads.expire()
+	if got := b.get("").text; strings.Contains(got, "close to a wraparound") {
+		t.Errorf("findings of an hour ago are listed after an examination that failed: %s", got)
+	}
 }
 
 // The page of an entry that has ended has the callback that reports it, and a link to its trace.
