@@ -107,7 +107,7 @@ var allowedImports = map[string][]string{
 	},
 
 	// What operators see and do, and what is wrong; for the CLI, on the database itself.
-	"pkg/operator": {"internal/postgres", "pkg/invalidation"},
+	"pkg/operator": {"internal/oneline", "internal/postgres", "pkg/invalidation"},
 	"pkg/doctor":   {"internal/postgres", "migrations"},
 
 	// The client speaks HTTP: whoever imports it links no database driver of ours.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/penstock/penstock/internal/oneline"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -27,11 +28,14 @@ type Replaced struct {
 	Until  *time.Time `json:"until,omitempty" doc:"Absent: it had no end."`
 }
 
-// String says which pause it was: the pause by ann (a migration) until 2026-11-30T10:00:00Z.
+// reasonShown is how many characters of its reason the text of a pause has at most.
+const reasonShown = 120
+
+// String says in one line which pause it was: the pause by ann (a migration) until 2026-11-30T10:00:00Z.
 func (r *Replaced) String() string {
-	s := "the pause by " + r.Actor
+	s := "the pause by " + oneline.Of(r.Actor)
 	if r.Reason != "" {
-		s += " (" + r.Reason + ")"
+		s += " (" + oneline.Short(r.Reason, reasonShown) + ")"
 	}
 	if r.Until != nil {
 		return s + " until " + r.Until.UTC().Format(time.RFC3339)

@@ -3,8 +3,10 @@ package operator_test
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	. "github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
@@ -267,5 +269,15 @@ func TestAPauseSaysWhichOneItReplaces(t *testing.T) {
 	b.exec(b.pool, `UPDATE penstock.queue SET paused_until = clock_timestamp() WHERE name = 'work'`)
 	if over, err := b.d.Do(b.ctx, operator.PauseQueue, "work", ann, time.Time{}); err != nil || over != nil {
 		t.Errorf("a pause that is over was replaced: %+v (%v)", over, err)
+	}
+}
+
+// Its actor and reason are texts of others, which a terminal displays, and a notice has little room.
+func TestThePauseThatIsReplacedIsToldInOneLine(t *testing.T) {
+	until := time.Date(2026, 11, 30, 10, 0, 0, 0, time.UTC)
+	r := operator.Replaced{Actor: "a\x1b[2Jda", Reason: "line\nline\x1b[1A" + strings.Repeat("x", 1000), Until: &until}
+	text := r.String()
+	if strings.ContainsFunc(text, unicode.IsControl) || len([]rune(text)) > 200 || !strings.HasSuffix(text, "until 2026-11-30T10:00:00Z") {
+		t.Errorf("%q", text)
 	}
 }
