@@ -20,7 +20,7 @@ type StateFlow struct {
 
 	// Estimated says that counts are estimates or reach a bound.
 	Estimated bool
-	// DoneNote says over which time Done counts, as "last hour".
+	// DoneNote says over which time Done counts, and what else is in it: "last hour".
 	DoneNote string
 	// Awaiting is the number of entries in initial and pending that no lock covers, counted apart: the picture checks
 	// that initial + pending = computing + awaiting compute.
