@@ -29,23 +29,25 @@ $$;
 -- slot_reserves returns how many slots of a model nodes may hold together (total): those of its usable instances, of
 -- instances in a device group no more than the group has, without those in doubt (see followed_slots). And how many of
 -- them are kept for online calls and for durable entries alone: the shares of the model's policy, 20 and 10 percent
--- without one, of all slots, also those in doubt, rounded down. While no gateway lives, nothing is kept for either. A
--- share that is not valid, of a policy that was set before set_gateway_policy refused it, is taken as absent: gateways
--- do the same.
+-- without one, of all slots, also those in doubt, rounded down. Where so many are in doubt that the rest is less than
+-- both reserves, these are the shares of the rest: else neither kind of node could lease it. While no gateway lives,
+-- nothing is kept for either. A share that is not valid, of a policy that was set before set_gateway_policy refused it,
+-- is taken as absent: gateways do the same.
 -- Callers: kind_room, equal_share, kind_share.
 CREATE OR REPLACE FUNCTION penstock.slot_reserves(wanted text, OUT total integer, OUT reserved integer,
                                                   OUT batch_reserved integer)
 LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    slots bigint;
 BEGIN
-    SELECT t.total::integer,
+    SELECT t.slots, t.total::integer,
            CASE WHEN g.lives THEN floor(t.slots * penstock.policy_share(p.config, 'reserved', 0.2)) ELSE 0 END::integer,
            CASE WHEN g.lives THEN floor(t.slots * penstock.policy_share(p.config, 'batch_reserved', 0.1))
                 ELSE 0 END::integer
-      INTO total, reserved, batch_reserved
+      INTO slots, total, reserved, batch_reserved
       FROM (SELECT coalesce(sum(d.slots), 0) AS slots, coalesce(sum(greatest(0, d.slots - d.doubtful)), 0) AS total
-              FROM (SELECT sum(i.slots) AS slots,
-                           sum((SELECT count(*) FROM penstock.slot s
-                                 WHERE s.instance_id = i.id AND s.doubt_at IS NOT NULL)) AS doubtful
+              FROM (SELECT i.slots, (SELECT count(*) FROM penstock.slot s
+                                      WHERE s.instance_id = i.id AND s.doubt_at IS NOT NULL) AS doubtful
                       FROM penstock.instance i
                      WHERE i.model = wanted AND penstock.usable(i) AND i.device_group IS NULL
                      UNION ALL
@@ -58,6 +60,10 @@ BEGIN
                                  WHERE n.kind = 'gateway' AND n.draining_at IS NULL
                                    AND n.beat_at + n.lease > clock_timestamp()) AS lives) g
       LEFT JOIN penstock.gateway_policy p ON p.model = wanted;
+    IF reserved + batch_reserved > total AND total < slots THEN
+        reserved := reserved::bigint * total / slots;
+        batch_reserved := batch_reserved::bigint * total / slots;
+    END IF;
 END $$;
 
 -- policy_share returns a share of a policy: a number from 0 to 1, or what holds without one. It is inlined.

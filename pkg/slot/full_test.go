@@ -100,6 +100,45 @@ func TestSlotsInDoubtAreInNoShare(t *testing.T) {
 	}
 }
 
+// Almost all slots of a gateway that is gone are in doubt. What is left is less than what is kept for either kind of node:
+// it is no use to keep it from both.
+func TestReservesLeaveASlotBesideThoseInDoubt(t *testing.T) {
+	t.Parallel()
+	r := newRack(t)
+	r.query(`UPDATE penstock.instance SET slots = 10`)
+	gone, gateway, node := r.gateway(1), r.gateway(2), r.node(3)
+	r.putInDoubt(gone, r.lease(gone, 9).Slots)
+	for _, h := range []*Holder{gateway, node} {
+		got := r.lease(h, 1).Slots
+		if len(got) != 1 {
+			t.Errorf("node %d got %d slots, want the one that is free", h.Node(), len(got))
+		}
+		r.must(h.Return(t.Context(), got))
+	}
+}
+
+// An instance that got fewer slots has more in doubt than slots. Those of another are not fewer for that.
+func TestSlotsInDoubtBeyondThoseOfTheirInstanceCountOnce(t *testing.T) {
+	t.Parallel()
+	r := newRack(t)
+	gone, node := r.node(1), r.node(2)
+	r.putInDoubt(gone, r.lease(gone, 4).Slots)
+	r.query(`UPDATE penstock.instance SET slots = 1`)
+	r.query(`SELECT penstock.register_instance('m', 'gpu-2', 'http://gpu-2', 3, '{}', 'test')`)
+	if got := r.lease(node, 3).Slots; len(got) != 3 {
+		t.Errorf("the node got %d slots, want the 3 of the other instance", len(got))
+	}
+}
+
+func (r *rack) putInDoubt(h *Holder, held []Held) {
+	r.Helper()
+	doubts := make([]Doubt, len(held))
+	for i, s := range held {
+		doubts[i] = Doubt{Held: s, Reason: "test"}
+	}
+	r.must(h.Doubt(r.Context(), doubts))
+}
+
 // Shares that are computed once for each kind of node are those of the nodes, as far as these lack something of them.
 func TestSharesOfKindsAreThoseOfNodes(t *testing.T) {
 	t.Parallel()
