@@ -29,7 +29,7 @@ func reread(_ context.Context, cc *pgx.ConnConfig) error {
 	if err != nil {
 		return fmt.Errorf("read database address: %w", err)
 	}
-	if now.Password != "" {
+	if now.Password != "" && now.User == cc.User { // a service file may name another user now
 		cc.Password = now.Password
 	}
 	if now.Host != cc.Host || now.Port != cc.Port || len(now.Fallbacks) != len(cc.Fallbacks) {

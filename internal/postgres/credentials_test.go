@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -99,6 +100,15 @@ func login(listener net.Listener, g generation) (string, error) {
 	if _, err := backend.ReceiveStartupMessage(); err != nil {
 		return "", err
 	}
+	password, err := askForPassword(backend)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s, %s", secure.ConnectionState().PeerCertificates[0].Subject.CommonName, password), nil
+}
+
+// askForPassword returns the password that the client sends, and refuses the connection.
+func askForPassword(backend *pgproto3.Backend) (string, error) {
 	backend.Send(&pgproto3.AuthenticationCleartextPassword{})
 	if err := backend.Flush(); err != nil {
 		return "", err
@@ -112,7 +122,7 @@ func login(listener net.Listener, g generation) (string, error) {
 	}
 	sent, _ := message.(*pgproto3.PasswordMessage)
 	backend.Send(&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "57P03", Message: "not now"})
-	return fmt.Sprintf("%s, %s", secure.ConnectionState().PeerCertificates[0].Subject.CommonName, sent.Password), backend.Flush()
+	return sent.Password, backend.Flush()
 }
 
 // Certificates of a day, and passwords that are rotated, are replaced in their files while programs run.
@@ -160,5 +170,48 @@ func TestEachConnectionReadsTheFilesOfItsAddress(t *testing.T) {
 	}
 	if err := pool.Ping(t.Context()); !postgres.Unavailable(err) {
 		t.Errorf("without the key: %v, want an error that passes", err)
+	}
+}
+
+// A service file that names another user has the password of that one: it is no use to the user of the connections.
+func TestAConnectionDoesNotSendThePasswordOfAnotherUser(t *testing.T) {
+	service := filepath.Join(t.TempDir(), "service")
+	write := func(lines ...string) {
+		if err := os.WriteFile(service, []byte(strings.Join(lines, "\n")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	write("[s]", "user=blue", "password=first")
+	dsn := fmt.Sprintf("host=127.0.0.1 port=%d dbname=d sslmode=disable service=s servicefile=%s",
+		listener.Addr().(*net.TCPAddr).Port, service)
+	cc, err := postgres.ConnConfig(postgres.Config{DSN: dsn})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, lines := range map[string][]string{
+		"second": {"[s]", "user=blue", "password=second"}, "first": {"[s]", "user=green", "password=other"},
+	} {
+		write(lines...)
+		ended := make(chan error, 1)
+		go func() { _, err := postgres.Connect(t.Context(), cc); ended <- err }()
+		conn, err := listener.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		backend := pgproto3.NewBackend(conn, conn)
+		if _, err := backend.ReceiveStartupMessage(); err != nil {
+			t.Fatal(err)
+		}
+		sent, err := askForPassword(backend)
+		if err != nil || sent != want {
+			t.Errorf("%v: the password sent is %q, want %q (%v)", lines, sent, want, err)
+		}
+		conn.Close()
+		<-ended
 	}
 }
