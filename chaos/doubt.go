@@ -50,8 +50,9 @@ func doubtsAfter(h *judge.History) (text []byte) {
 }
 
 // breakOff breaks one call off when all is quiet, waits until its slot must be free again, and returns the slots that
-// no call can use then. Whether a slot is in doubt when the faults end is up to chance, and to the backlog of recovery.
-func (s *site) breakOff(ctx context.Context) (unusable []string, err error) {
+// no call can use then; idle says that all other work has ended, so that task nodes hold none. Whether a slot is in
+// doubt when the faults end is up to chance, and to the backlog of recovery.
+func (s *site) breakOff(ctx context.Context, idle bool) (unusable []string, err error) {
 	p := judge.Push{Op: s.load.ops.Add(1), Queue: "solo", FailMax: attemptsMax, CrashMax: crashesMax}
 	p.Called = time.Now()
 	s.recorder.behave(dying, 100)
@@ -70,7 +71,7 @@ func (s *site) breakOff(ctx context.Context) (unusable []string, err error) {
 		return nil, err
 	}
 	for free := time.Now().Add(doubtMax + s.tolerance()); ; time.Sleep(100 * time.Millisecond) {
-		unusable = s.list(ctx, doubtfulSQL, true)
+		unusable = s.list(ctx, doubtfulSQL, idle)
 		if len(unusable) == 0 || time.Now().After(free) {
 			return unusable, nil
 		}

@@ -186,9 +186,16 @@ func run(ctx context.Context, cfg config, keep bool) (v verdict, err error) {
 		fmt.Printf("chaos: %d entries were left by the faults and ended within %v, without faults %s; last: %s\n",
 			len(backlog), round(drained.took), endedWithin(left, faultFree), drained.last)
 	}
-	unusable, err := s.breakOff(ctx)
+	unusable, err := s.breakOff(ctx, len(left) == 0)
 	if err != nil {
 		return v, err
+	}
+	if cfg.release {
+		inLine, err := s.lineUp(ctx)
+		if err != nil {
+			return v, err
+		}
+		left = append(left, inLine...)
 	}
 	unhinted, err := s.probe(ctx)
 	if err != nil {

@@ -18,10 +18,10 @@ type Place struct {
 }
 
 const (
-	// overtakenMax is for how long, without a disturbance, entries may be granted before one that has been in line
+	// OvertakenMax is for how long, without a disturbance, entries may be granted before one that has been in line
 	// before them. A node learns of a ready row that came in behind its mark from its next look at the heads of its
 	// lanes: every second, five seconds after one that took long, and a lease more where that one is not answered.
-	overtakenMax = 15 * time.Second
+	OvertakenMax = 15 * time.Second
 	// dueMax is how long after its time, without a disturbance, an entry may come in line, beside the lease.
 	dueMax = 2 * time.Second
 )
@@ -168,13 +168,13 @@ func nothingOvertakenForLong(x *index, r *report) {
 			from, _ := slices.BinarySearchFunc(grants, p.Seq,
 				func(g placedGrant, seq int64) int { return cmp.Compare(g.Seq, seq) })
 			own := slices.IndexFunc(grants[from:], func(g placedGrant) bool { return g.entry == entry })
-			if own < 0 || calm.between(p.At, grants[from+own].At) <= overtakenMax+x.Tolerance {
+			if own < 0 || calm.between(p.At, grants[from+own].At) <= OvertakenMax+x.Tolerance {
 				continue // it was cancelled, or is missing, which another promise is about, or was granted in time
 			}
 			r.checked++
 			for _, g := range grants[from : from+own] {
 				if g.Transaction != grants[from+own].Transaction && g.position > p.Position &&
-					calm.between(p.At, g.At) > overtakenMax+x.Tolerance {
+					calm.between(p.At, g.At) > OvertakenMax+x.Tolerance {
 					r.bad("entry %d of %s, in line at position %d since %s, was not granted until %v later, and "+
 						"entry %d at position %d was granted before it", entry, p.Queue, p.Position,
 						p.At.Format(time.TimeOnly), grants[from+own].At.Sub(p.At), g.entry, g.position)

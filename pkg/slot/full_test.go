@@ -100,8 +100,8 @@ func TestSlotsInDoubtAreInNoShare(t *testing.T) {
 	}
 }
 
-// Almost all slots of a gateway that is gone are in doubt. What is left is less than what is kept for either kind of node:
-// it is no use to keep it from both.
+// Almost all slots of a gateway that is gone are in doubt. What is left is less than what is kept for either kind of
+// node: it is no use to keep it from both.
 func TestReservesLeaveASlotBesideThoseInDoubt(t *testing.T) {
 	t.Parallel()
 	r := newRack(t)
