@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -187,6 +188,10 @@ var kinds = []struct {
 		"check the proxy in HTTPS_PROXY (HTTP_PROXY for http), or list the server's host in NO_PROXY",
 	},
 	{
+		otherHost, exitUnavailable,
+		"give a host that the server's certificate names in --server (PENSTOCK_SERVER)",
+	},
+	{
 		distrusted, exitUnavailable,
 		"give the authority that signed the server's certificate in --ca-file (PENSTOCK_CA_FILE); if it has expired " +
 			"or is not valid yet, check the clock of this machine",
@@ -269,7 +274,10 @@ func lateAnswer(err error) bool {
 	return isA[*url.Error](err) && errors.Is(err, context.DeadlineExceeded)
 }
 
-// distrusted says that the API's certificate is of an unknown authority, of another host or not valid now.
+// otherHost says that the API's certificate is of another host than that of --server.
+func otherHost(err error) bool { return isA[*url.Error](err) && isA[x509.HostnameError](err) }
+
+// distrusted says that the API's certificate is of an unknown authority, or not valid now.
 func distrusted(err error) bool {
 	return isA[*url.Error](err) && isA[*tls.CertificateVerificationError](err)
 }

@@ -134,9 +134,12 @@ func TestCommandsGoThroughMutualTLS(t *testing.T) {
 func TestTheNextStepIsThatOfTheCause(t *testing.T) {
 	for want, err := range map[string]error{
 		"--ca-file": &url.Error{Op: "Get", Err: &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}},
-		"NO_PROXY":  &url.Error{Op: "Get", Err: &net.OpError{Op: "proxyconnect", Net: "tcp", Err: net.ErrClosed}},
-		"--server":  &url.Error{Op: "Get", Err: &net.OpError{Op: "dial", Net: "tcp", Err: net.ErrClosed}},
-		"primary":   &pgconn.PgError{Code: "25006"},
+		"certificate names": &url.Error{Op: "Get", Err: &tls.CertificateVerificationError{Err: x509.HostnameError{
+			Certificate: &x509.Certificate{DNSNames: []string{"leader"}}, Host: "127.0.0.1",
+		}}},
+		"NO_PROXY": &url.Error{Op: "Get", Err: &net.OpError{Op: "proxyconnect", Net: "tcp", Err: net.ErrClosed}},
+		"--server": &url.Error{Op: "Get", Err: &net.OpError{Op: "dial", Net: "tcp", Err: net.ErrClosed}},
+		"primary":  &pgconn.PgError{Code: "25006"},
 	} {
 		if code, next := kindOf(err); code != exitUnavailable || !strings.Contains(next, want) {
 			t.Errorf("%v: exit %d, %q; want %q", err, code, next, want)
