@@ -588,9 +588,8 @@ DO $$ BEGIN
 END $$;
 
 -- pause_cron_job keeps a job from firing; a running entry goes on. It replaces a pause in force, and returns that
--- (replaced_pause). When the pause ends, the
--- catch-up policy decides about the nominal times in it. The waiting entry has no due time
--- meanwhile.
+-- (replaced_pause). When the pause ends, the catch-up policy decides about the nominal times in it. The waiting entry
+-- has no due time meanwhile.
 -- Locks: the row of the job (FOR UPDATE), then its waiting entry.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS002 invalid argument, PS010 no such cron job.

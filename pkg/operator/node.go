@@ -52,9 +52,8 @@ SELECT id, name, application, kind, state, extract(epoch FROM silent_for)::float
         ORDER BY x.place LIMIT $1))
  ORDER BY name, started_at, id`
 
-// Nodes returns the registered nodes by name. If there are more than limit, it has as many of each kind and state as
-// there are, or as many as of the others, the first by name: a few gateways or dead nodes are not hidden by many live
-// nodes.
+// Nodes returns the registered nodes by name. If there are more than limit, it takes the first by name of each kind and
+// state in turn: a few gateways or dead nodes are not hidden by many live nodes.
 func (d *Database) Nodes(ctx context.Context, limit int) ([]Node, error) {
 	return list[Node](ctx, d.db, "nodes", nodesSQL, page(limit))
 }
