@@ -2,6 +2,7 @@ package maintenance
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -22,13 +23,14 @@ type Deadlines struct {
 	fence Fence
 	// An entry that is due must not wait for a frozen connection, as with Locks.
 	reads, writes duty.Wait
-	parts         []duty.Wait // for readings of parts of the queues, by place: quick ones say nothing of a slow one
+	queues        []*invalidation.Queue // the newest list
+	parts         []part                // of the list, by place
 
 	overrun   map[invalidation.Token]bool // reported
 	overrunAt time.Time                   // last check
 
 	batch map[int32]int // entries in one transaction, for queues where cfg.BatchEntriesMax would time out
-	from  int           // the part, by its place, at which the next pass begins
+	from  int           // the place in parts at which the next pass begins
 
 	done duty.Tally[DeadlinesStatus]
 }
@@ -65,34 +67,72 @@ func (d *Deadlines) Run(ctx context.Context) error { return d.cfg.loop("deadline
 // Status is safe to call at any time.
 func (d *Deadlines) Status() DeadlinesStatus { return d.done.Read() }
 
+// part is how QueuesAtOnce queues of the list are read. Quick answers say nothing of the part of a slow queue.
+type part struct {
+	wait  duty.Wait
+	limit duty.Limit // queues of one reading
+	from  int        // the queue, by its place in the part, at which the next reading begins
+}
+
+const (
+	readQueues = 100         // of the first reading of a part
+	readAim    = time.Second // for one reading
+)
+
 // pass serves the queues that have something to promote or to expire, and asks to be called again when the next
 // entry comes due, at once if there is more. Entries pushed meanwhile are seen after cfg.Pause.
 func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 	queues, err := d.list(ctx)
+	switch {
+	case err == nil:
+		d.queues = queues
+	case len(d.queues) > 0 && duty.Late(err) && ctx.Err() == nil:
+		d.cfg.Log.WarnContext(ctx, "reading the queues takes long; those known before are served", "error", err)
+	default:
+		return 0, err
+	}
+	pause, err := d.visit(ctx, d.queues)
 	if err != nil {
 		return 0, err
 	}
-	pause := d.cfg.Pause
-	late := 0.0
-	parts := slices.Collect(slices.Chunk(queues, d.cfg.QueuesAtOnce))
-	for range parts {
-		part := d.from % len(parts)
-		d.from = part + 1 // where it cannot be read, the next pass begins with the one after it
-		works, err := d.readNext(ctx, part, parts[part])
-		if err != nil {
-			return 0, err
-		}
-		for _, w := range works {
-			late = min(late, value(w.Due)) // deadlines stay with entries that run: one that has passed is no backlog
-			next, err := d.serve(ctx, w)
-			if err != nil {
+	return pause, d.reportOverrun(ctx)
+}
+
+// visit serves the queues in parts. An answer that comes too late ends it: the next one begins with another part, and
+// reads fewer queues at once. That is an error only where no queue was read, as on a connection that is frozen: that
+// there are many queues ends no term.
+func (d *Deadlines) visit(ctx context.Context, queues []*invalidation.Queue) (time.Duration, error) {
+	pause, late, read := d.cfg.Pause, 0.0, 0
+	places := slices.Collect(slices.Chunk(queues, d.cfg.QueuesAtOnce))
+	for len(d.parts) < len(places) {
+		d.parts = append(d.parts, part{wait: duty.Wait{First: d.reads.First}, limit: d.readLimit(readQueues)})
+	}
+	for range places {
+		place := d.from % len(places)
+		d.from = place + 1
+		for left := len(places[place]); left > 0; {
+			works, visited, err := d.readNext(ctx, &d.parts[place], places[place], left)
+			if err != nil && (read == 0 || !duty.Late(err) || ctx.Err() != nil) {
 				return 0, err
+			} else if err != nil {
+				d.cfg.Log.WarnContext(ctx, "reading of due entries takes long; the next pass goes on", "error", err)
+				d.done.Add(func(s *DeadlinesStatus) { s.Late = max(s.Late, seconds(-late)) })
+				return pause, nil
 			}
-			pause = min(pause, next)
+			read, left = read+visited, left-visited
+			for _, w := range works {
+				// Deadlines stay with entries that run: one that has passed is no backlog.
+				late = min(late, value(w.Due))
+				next, err := d.serve(ctx, w)
+				if err != nil {
+					return 0, err
+				}
+				pause = min(pause, next)
+			}
 		}
 	}
 	d.done.Add(func(s *DeadlinesStatus) { s.Late = seconds(-late) })
-	return pause, d.reportOverrun(ctx)
+	return pause, nil
 }
 
 // list reads the queues.
@@ -114,16 +154,48 @@ func (d *Deadlines) list(ctx context.Context) (queues []*invalidation.Queue, err
 	return queues, nil
 }
 
-// readNext reads what is due in the queues of a part.
+// errLater stands for an answer that says nothing of the bound on the next one.
+var errLater = errors.New("not the first answer of a round")
+
+// readNext reads what is due in the next queues of a part, of which so many are left, and returns how many it has
+// visited. Those of a late answer are read anew, fewer at once, unless it is one queue: the others of the part do not
+// wait for that.
 func (d *Deadlines) readNext(
-	ctx context.Context, part int, queues []*invalidation.Queue,
-) (works []invalidation.NextWork, err error) {
-	for len(d.parts) <= part {
-		d.parts = append(d.parts, duty.Wait{First: d.reads.First})
+	ctx context.Context, p *part, queues []*invalidation.Queue, left int,
+) (works []invalidation.NextWork, visited int, err error) {
+	p.from %= len(queues)
+	to := min(p.from+min(p.limit.Rows(), left), len(queues))
+	visited = to - p.from
+	start := time.Now()
+	reading, end := p.wait.Context(ctx, 0)
+	works, err = d.peek(reading, queues[p.from:to])
+	took := time.Since(start)
+	judged := err
+	if err == nil && p.from > 0 {
+		judged = errLater // the bound follows the first answer of each round: a slow queue is among the later ones too
 	}
-	ctx, end := d.parts[part].Context(ctx, 0)
-	defer func() { end(err) }()
-	return d.peek(ctx, queues)
+	end(judged)
+	switch {
+	case err == nil:
+		p.limit.Done(took, nil)
+	case duty.Late(err):
+		// In large steps: before the loop gives up, a database that is slow, or one queue that is, is told from a
+		// connection that is frozen. A slow database is so for the other parts.
+		for i := range d.parts {
+			if few := max(1, visited/20); few < d.parts[i].limit.Rows() {
+				d.parts[i].limit = d.readLimit(few)
+			}
+		}
+	}
+	if err == nil || visited == 1 {
+		p.from = to
+	}
+	return works, visited, err
+}
+
+// readLimit bounds the queues of a reading, so many at first.
+func (d *Deadlines) readLimit(first int) duty.Limit {
+	return duty.Limit{First: min(first, d.cfg.QueuesAtOnce), Max: d.cfg.QueuesAtOnce, Aim: readAim}
 }
 
 // peek reads queues in one round trip, and if that fails one by one: a queue that cannot be
@@ -286,7 +358,13 @@ func (d *Deadlines) reportOverrun(ctx context.Context) error {
 	reading, cancel := context.WithTimeout(ctx, duty.AnswerMax) // its speed says nothing of readings of due entries
 	defer cancel()
 	locks, err := invalidation.ExpiredLocks(reading, d.db, overrunGrace)
-	if err != nil {
+	switch {
+	case err == nil:
+	case duty.Late(err) && ctx.Err() == nil: // there may be many locks; a report ends no term
+		d.cfg.Log.WarnContext(ctx, "cannot find entries that run after their deadline in time", "error", err)
+		d.overrunAt = time.Now()
+		return nil
+	default:
 		return err
 	}
 	d.overrunAt = time.Now()

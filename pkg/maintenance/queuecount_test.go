@@ -1,0 +1,93 @@
+package maintenance
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// laden is a database where each statement of a round trip takes so long. Nothing is due.
+type laden struct {
+	postgres.DB
+	takes time.Duration
+	slow  int           // a queue whose statement takes longer; 0: none
+	more  time.Duration // how much longer
+	read  map[int32]int // answers that came in time, by queue
+}
+
+func (l *laden) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	lasts := time.Duration(b.Len()) * l.takes
+	for _, q := range b.QueuedQueries {
+		if q.Arguments[0] == int32(l.slow) {
+			lasts += l.more
+		}
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(lasts):
+	}
+	return ladenAnswer{err: ctx.Err(), of: b, read: l.read}
+}
+
+// ladenAnswer is the answer to a round trip, and each of its rows.
+type ladenAnswer struct {
+	pgx.BatchResults
+	err  error
+	of   *pgx.Batch
+	read map[int32]int
+}
+
+func (a ladenAnswer) Close() error {
+	if a.err != nil {
+		return a.err
+	}
+	for _, q := range a.of.QueuedQueries {
+		a.read[q.Arguments[0].(int32)]++
+		if err := q.Fn(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a ladenAnswer) QueryRow() pgx.Row { return a }
+func (a ladenAnswer) Scan(...any) error { return a.err }
+
+// That there are many queues, or that one is slow, ends no term while the database answers, and each queue is read.
+func TestManyQueuesAreReadOnASlowDatabase(t *testing.T) {
+	for name, db := range map[string]*laden{
+		"all slow": {takes: 272 * time.Millisecond},
+		"one slow": {takes: time.Millisecond, slow: 321, more: 8 * time.Second},
+		"a lock":   {takes: time.Millisecond, slow: 321, more: time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				queues := make([]*invalidation.Queue, 1000)
+				for i := range queues {
+					queues[i] = &invalidation.Queue{ID: int32(i + 1), Name: "q"}
+				}
+				db.read = map[int32]int{}
+				d := NewDeadlines(db, nil, Config{})
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+				defer cancel()
+				err := d.cfg.loop("deadlines").Run(ctx, func(ctx context.Context) (time.Duration, error) {
+					return d.visit(ctx, queues)
+				})
+				if err != nil {
+					t.Errorf("the term ended: %v", err)
+				}
+				for _, q := range queues {
+					if db.read[q.ID] == 0 && (int(q.ID) != db.slow || db.more < time.Hour) {
+						t.Fatalf("queue %d is never read", q.ID)
+					}
+				}
+			})
+		})
+	}
+}
