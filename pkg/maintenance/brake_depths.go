@@ -28,7 +28,7 @@ func (b *Brake) update(ctx context.Context, queues []brakedQueue) {
 	known := make(map[int32]queueDepth, len(queues))
 	sampling := b.latest()
 	for _, s := range sampling.Queues {
-		known[s.QueueID] = queueDepth{s.Initial + s.Pending + s.Disabled, sampling.At}
+		known[s.QueueID] = queueDepth{s.Initial + s.Pending + s.Disabled, s.Read}
 	}
 	until := time.Now().Add(countsMax)
 	depths := make(map[int32]queueDepth, len(queues))

@@ -168,7 +168,7 @@ func TestAQueueIsTakenAgainWithoutASample(t *testing.T) {
 	at := time.Now()
 	f.brake(maintenance.BrakeConfig{QueueEntriesMax: 40}, func() maintenance.Sampling {
 		asked.Add(1)
-		return maintenance.Sampling{At: at, Queues: []maintenance.Sample{{QueueID: f.q.ID, Pending: 60}}}
+		return maintenance.Sampling{At: at, Queues: []maintenance.Sample{{QueueID: f.q.ID, Pending: 60, Read: at}}}
 	})
 	eventually(t, "the full queue is refused", func() bool { return f.count(refused) == 1 })
 	passes := func(n int64) {

@@ -16,8 +16,9 @@ type Config struct {
 	// BatchEntriesMax bounds the entries that one transaction of Deadlines promotes, expires, cancels or fails.
 	// Default 1000.
 	BatchEntriesMax int
-	// QueuesAtOnce is how many queues one statement, or one round trip, of Deadlines and Samples reads: it holds locks
-	// on their tables until it ends, and all of ten thousand take longer than its bound. Default 500.
+	// QueuesAtOnce is how many queues one statement, or one round trip, of Deadlines and Samples reads at most: it
+	// holds locks on their tables until it ends, and all of ten thousand take longer than its bound. Default 500. On
+	// a database that is slow they are fewer.
 	QueuesAtOnce int
 	// RetentionPause is the longest time between two passes of Retention; one that leaves rows to delete is
 	// followed sooner. Default 1 minute.

@@ -20,9 +20,10 @@
 //	                                    10,000 entries, and locks        more than ten wait for each lock held
 //	Depths      each second; for 1/20   the entries of queues with a     depth
 //	            of the time at most     capacity
-//	Samples     every 5 s; for 1/10     of each queue counts up to       sample; each minute sample_minute
-//	            of the time at most     10,000, ages and reasons; the
-//	                                    server, slots, degradations
+//	Samples     every 5 s; for 1/10     of each queue, for 10 s a pass   sample; each minute sample_minute
+//	            of the time at most     in turn, counts up to 10,000,
+//	                                    ages and reasons; the server,
+//	                                    slots, degradations
 //	Brake       every 2 s               the disk, each 15 s the size     queue.refusal
 //	                                    of the database; the newest
 //	                                    sampling, or its own counts

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,14 +24,21 @@ type Samples struct {
 	prepared bool      // there are partitions for today
 	rolledUp time.Time // to the minute
 
+	limit  duty.Limit    // queues of one statement
+	budget time.Duration // how long a pass begins statements
+	after  int32         // the queue behind which the next statement begins
+	spent  time.Duration // by the passes of this round of the queues
+	took   time.Duration // by those of the last round
+
 	latest duty.Tally[Sampling]
 }
 
-// Sampling is the result of one pass: the samples of all queues, the server and the models.
+// Sampling is what the last pass read: the server, the models, and the newest sample of each queue. A pass ends within
+// a bounded time: where there are many queues, some samples are of passes before it.
 type Sampling struct {
 	At     time.Time     // by this process's clock; zero before the first pass
-	Took   time.Duration // for the pass
-	Queues []Sample
+	Took   time.Duration // for all queues, in one pass or several
+	Queues []Sample      // in the order of their ids
 	Server ServerStatus
 	Models []ModelSlots
 	// Degraded lists the rows of penstock.degradations, which explains them.
@@ -46,6 +55,7 @@ type Degradation struct {
 type Sample struct {
 	QueueID      int32     `json:"queue_id"`
 	Queue        string    `json:"-"`
+	Read         time.Time `json:"-" db:"-"` // by this process's clock
 	At           time.Time `json:"at"`
 	Initial      int64     `json:"initial"`
 	Pending      int64     `json:"pending"`
@@ -82,7 +92,11 @@ type ModelSlots struct {
 
 // NewSamples returns the duty for one term. It reads through db and writes through fence.
 func NewSamples(db postgres.DB, fence Fence, cfg Config) *Samples {
-	return &Samples{cfg: cfg.withDefaults(), db: db, fence: fence}
+	cfg = cfg.withDefaults()
+	return &Samples{
+		cfg: cfg, db: db, fence: fence, budget: sampleBudget,
+		limit: duty.Limit{First: min(sampleQueues, cfg.QueuesAtOnce), Max: cfg.QueuesAtOnce, Aim: sampleAim},
+	}
 }
 
 // Run samples until ctx ends. A failed pass is logged and does not end the term: no other duty
@@ -108,9 +122,13 @@ func (s *Samples) Latest() Sampling { return s.latest.Read() }
 // seconds.
 const sampleShare = 0.1
 
-// samplingMax bounds a pass, which takes seconds, and more than a minute with ten thousand queues: a connection may
-// freeze without an error.
-const samplingMax = 2 * time.Minute
+const (
+	sampleBudget = 10 * time.Second
+	sampleAim    = 2 * time.Second // for one statement
+	sampleQueues = 50              // of the first statement
+	// samplingMax bounds a pass: a connection may freeze without an error.
+	samplingMax = 2 * time.Minute
+)
 
 // samplePause is the pause after a pass that took so long.
 func samplePause(cfg Config, took time.Duration) time.Duration {
@@ -128,21 +146,22 @@ func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
 		}
 		s.prepared = true
 	}
-	found := Sampling{At: time.Now()}
+	found := Sampling{At: time.Now(), Queues: s.Latest().Queues}
+	all, err := s.measure(ctx, &found)
+	if err != nil {
+		return 0, err
+	}
 	if err := s.read(ctx, &found); err != nil {
 		return 0, err
 	}
-	rate(s.Latest().Queues, found.Queues)
-	if err := s.write(ctx, found.Queues); err != nil {
-		s.prepared = false // perhaps a partition is missing
-		return 0, err
+	took := time.Since(found.At)
+	s.spent += took
+	if all {
+		s.took, s.spent = s.spent, 0
 	}
-	if err := s.readDegraded(ctx, &found); err != nil {
-		return 0, err
-	}
-	found.Took = time.Since(found.At)
-	s.latest.Add(func(l *Sampling) { *l = found }) // what is not stored is not sampled: lists and degradations lack it
-	return samplePause(s.cfg, found.Took), s.rollUp(ctx)
+	found.Took = max(s.took, s.spent)
+	s.latest.Add(func(l *Sampling) { *l = found })
+	return samplePause(s.cfg, took), s.rollUp(ctx)
 }
 
 const measureSQL = `
@@ -153,19 +172,47 @@ SELECT m.queue_id, q.name, m.at, m.initial, m.pending, m.disabled, m.computing, 
  CROSS JOIN LATERAL penstock.measure(s.x) m
  ORDER BY q.id`
 
-// measure measures all queues.
-func (s *Samples) measure(ctx context.Context) (all []Sample, err error) {
-	for after := int32(0); ; after = all[len(all)-1].QueueID {
-		rows := postgres.Query(ctx, s.db, measureSQL, after, s.cfg.QueuesAtOnce)
-		some, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Sample])
+// measure measures queues and stores their samples, behind those of the pass before, until it has reached the last
+// queue, and returns true, or the time of the pass is over.
+func (s *Samples) measure(ctx context.Context, found *Sampling) (all bool, err error) {
+	for {
+		rows := s.limit.Rows()
+		start := time.Now()
+		some, err := pgx.CollectRows(postgres.Query(ctx, s.db, measureSQL, s.after, rows), pgx.RowToStructByPos[Sample])
+		s.limit.Done(time.Since(start), err)
 		if err != nil {
-			return nil, fmt.Errorf("sample queues: %w", err)
+			return false, fmt.Errorf("sample queues: %w", err)
 		}
-		all = append(all, some...)
-		if len(some) < s.cfg.QueuesAtOnce {
+		for i := range some {
+			some[i].Read = start
+		}
+		rate(found.Queues, some)
+		if err := s.write(ctx, some); err != nil { // what is not stored is not sampled: lists and degradations lack it
+			s.prepared = false // perhaps a partition is missing
+			return false, err
+		}
+		after, last := s.after, int32(math.MaxInt32)
+		if all = len(some) < rows; !all {
+			last = some[rows-1].QueueID
+		}
+		found.Queues = replaced(found.Queues, some, after, last)
+		if s.after = last; all {
+			s.after = 0
+		}
+		if all || time.Since(found.At) > s.budget {
 			return all, nil
 		}
 	}
+}
+
+// replaced returns samples with those of the queues behind one, up to another, in place of the earlier ones: queues
+// that were dropped have none.
+func replaced(earlier, now []Sample, behind, to int32) []Sample {
+	kept := func(keep func(id int32) bool) []Sample {
+		return slices.DeleteFunc(slices.Clone(earlier), func(q Sample) bool { return !keep(q.QueueID) })
+	}
+	before, after := kept(func(id int32) bool { return id <= behind }), kept(func(id int32) bool { return id > to })
+	return slices.Concat(before, now, after)
 }
 
 const serverSQL = `
@@ -178,10 +225,8 @@ SELECT model, coalesce(sum(slots) FILTER (WHERE usable), 0)::bigint,
 
 const degradedSQL = `SELECT code, object, critical FROM penstock.degradations()`
 
+// read reads all but the queues.
 func (s *Samples) read(ctx context.Context, found *Sampling) (err error) {
-	if found.Queues, err = s.measure(ctx); err != nil {
-		return err
-	}
 	if found.Server, err = pgx.CollectExactlyOneRow(postgres.Query(ctx, s.db, serverSQL),
 		pgx.RowToStructByPos[ServerStatus]); err != nil {
 		return fmt.Errorf("sample server: %w", err)
@@ -190,11 +235,7 @@ func (s *Samples) read(ctx context.Context, found *Sampling) (err error) {
 		pgx.RowToStructByPos[ModelSlots]); err != nil {
 		return fmt.Errorf("sample slots: %w", err)
 	}
-	return nil
-}
-
-// readDegraded reads the degradations, those of queues by the samples that are stored.
-func (s *Samples) readDegraded(ctx context.Context, found *Sampling) (err error) {
+	// Those of queues are found by the samples that are stored.
 	found.Degraded, err = pgx.CollectRows(postgres.Query(ctx, s.db, degradedSQL), pgx.RowToStructByPos[Degradation])
 	if err != nil {
 		return fmt.Errorf("sample degradations: %w", err)
