@@ -176,6 +176,9 @@ func waitingSince(q operator.Queue) *time.Time {
 
 func badgesOf(q operator.Queue) []badge {
 	var found []badge
+	if q.Unmeasured {
+		found = append(found, badge{"", "not measured yet", "the leader measures new queues in turn"})
+	}
 	if q.OutOfService {
 		found = append(found, badge{"off", "disabled", "it accepts entries, and none is run"})
 	}

@@ -39,6 +39,8 @@ func standing(q operator.Queue) string {
 		return "disabled"
 	case q.Paused:
 		return "paused"
+	case q.Unmeasured:
+		return "not measured yet"
 	case q.Serving == 0:
 		return "no node"
 	case q.Blocked != nil:
@@ -53,6 +55,14 @@ func estimate(n int64, estimated bool) string {
 		return fmt.Sprintf("~%d", n)
 	}
 	return fmt.Sprint(n)
+}
+
+// asOf is the time of the counts of a queue.
+func asOf(q operator.Queue) string {
+	if q.Unmeasured {
+		return "-"
+	}
+	return cmp.Or(stamp(q.SampledAt), "now")
 }
 
 func queueColumns() []column[operator.Queue] {
@@ -80,7 +90,7 @@ func queueColumns() []column[operator.Queue] {
 		{title: "NODES", right: true, text: func(q row) string { return number(q.Serving) }},
 		{title: "CAPACITY", right: true, wide: true, text: func(q row) string { return optional(q.Capacity) }},
 		{title: "MAX", right: true, wide: true, text: func(q row) string { return optional(q.MaxConcurrent) }},
-		{title: "AS OF", wide: true, text: func(q row) string { return cmp.Or(stamp(q.SampledAt), "now") }},
+		{title: "AS OF", wide: true, text: asOf},
 		{title: "PAUSED BY", wide: true, text: func(q row) string { return q.PausedBy + after(": ", q.PausedReason) }},
 	}
 }

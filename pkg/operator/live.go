@@ -34,7 +34,7 @@ func (d *Database) LiveQueues(ctx context.Context) ([]Queue, error) {
 		now[q.QueueID] = q
 	}
 	for i, sampled := range found {
-		if q, has := now[sampled.QueueID]; has {
+		if q, has := now[sampled.QueueID]; has && !q.Unmeasured {
 			if sampled.InPerSecond != nil {
 				q.InPerSecond, q.OutPerSecond = sampled.InPerSecond, sampled.OutPerSecond
 				q.SampledAt = sampled.SampledAt

@@ -28,7 +28,8 @@ type Queue struct {
 	Serving         int        `json:"serving"`           // live nodes that would claim from it
 	Blocked         *string    `json:"blocked,omitempty"` // why no node claims from it: a code of explain
 	HeadAgeSeconds  *float64   `json:"head_age_seconds"`
-	SampledAt       *time.Time `json:"sampled_at,omitempty"` // time of the leader's sample; nil: counted now
+	SampledAt       *time.Time `json:"sampled_at,omitempty"` // of the sample; nil: counted now, or unmeasured
+	Unmeasured      bool       `json:"unmeasured,omitempty" doc:"No sample yet: counts are not known."`
 	Paused          bool       `json:"paused"`
 	PausedBy        string     `json:"paused_by,omitempty"`
 	PausedReason    string     `json:"paused_reason,omitempty"`
@@ -47,13 +48,15 @@ type Queue struct {
 // queuesSQL reads the queues named in $1, all if null. Their depths come from their newest sample
 // if $2 is true. If that is too old (penstock.last_sample), because no leader is elected, it counts
 // them itself, but for more than 100 queues: readers would count without end, so that it takes a
-// sample of up to a day, without its rates. What operators have stopped (penstock.queue_stops) is that of now beside a
-// sample as well. Counts are bounded, see penstock.count_queue; inserts and deletes are the statistics collector's,
+// sample of up to a day, without its rates. It begins counts for a second, and what is left then is unmeasured: a count
+// takes milliseconds, and a hundred times that on a busy server, so that a list would not end where hundreds of queues
+// are new; one queue alone is always counted. What operators have stopped (penstock.queue_stops) is that of now beside
+// a sample as well. Counts are bounded, see penstock.count_queue; inserts and deletes are the statistics collector's,
 // about a second old.
 const queuesSQL = `
 SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
        s.initial + s.pending - s.computing AS awaiting_compute,
-       s.disabled, s.failed, s.estimated, s.serving,
+       s.disabled, s.failed, s.estimated, s.serving, m.l IS NULL AS unmeasured,
        coalesce((SELECT x.code FROM penstock.queue_stops(q) x LIMIT 1),
                 CASE WHEN s.blocked NOT IN ('paused', 'queue_disabled', 'application_paused', 'model_paused')
                      THEN s.blocked END) AS blocked,
@@ -68,8 +71,14 @@ SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
  CROSS JOIN LATERAL (SELECT l, (l).at FROM (
        SELECT CASE WHEN $2 THEN penstock.last_sample(q.id, CASE WHEN c.many THEN interval '1 day' END) END AS l
        OFFSET 0) x) n
- CROSS JOIN LATERAL (SELECT (l).* FROM (SELECT CASE WHEN n.at IS NULL THEN penstock.measure(q)
-        ELSE n.l END AS l OFFSET 0) x) s
+ CROSS JOIN LATERAL (
+       SELECT CASE WHEN n.at IS NOT NULL THEN n.l
+              WHEN cardinality($1::text[]) = 1 OR clock_timestamp() < statement_timestamp() + interval '1 second'
+              THEN penstock.measure(q) END AS l OFFSET 0) m
+ CROSS JOIN LATERAL (
+       SELECT (x.l).* FROM (
+              SELECT coalesce(m.l, ROW(q.id, NULL, 0, 0, 0, 0, 0, true, 0, NULL, NULL, 0, 0, 0, NULL, NULL
+                                      )::penstock.sample) AS l OFFSET 0) x) s
   LEFT JOIN LATERAL (SELECT s.in_per_second, s.out_per_second) r
          ON n.at > statement_timestamp() - interval '30 seconds' OR (penstock.last_sample(q.id)).at IS NOT NULL
  WHERE $1::text[] IS NULL OR q.name = ANY ($1)

@@ -93,7 +93,7 @@ func Rates(earlier, now *Snapshot) []Rate {
 			continue
 		}
 		was, known := before[q.QueueID]
-		if !known || seconds <= 0 || was.SampledAt != nil || q.SampledAt != nil || q.Accepted < was.Accepted ||
+		if !known || seconds <= 0 || !countedNow(was) || !countedNow(q) || q.Accepted < was.Accepted ||
 			q.Gone < was.Gone {
 			continue
 		}
@@ -104,3 +104,6 @@ func Rates(earlier, now *Snapshot) []Rate {
 	}
 	return found
 }
+
+// countedNow reports whether the counters of a queue are those of the time of the snapshot.
+func countedNow(q Queue) bool { return q.SampledAt == nil && !q.Unmeasured }
