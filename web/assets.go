@@ -121,7 +121,7 @@ func (d *Dashboard) assetRoutes() {
 				"immutable")
 		}
 		text := f.text
-		if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		if acceptsGzip(r) {
 			h.Set("Content-Encoding", "gzip")
 			text = f.zipped
 		}

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -134,7 +135,7 @@ func (d *Dashboard) serve(w http.ResponseWriter, r *http.Request, p page, who vi
 			w.WriteHeader(http.StatusNotModified)
 			return
 		}
-		_, _ = w.Write(now.points)
+		_, _ = w.Write(packed(w, r, now.points))
 	case form == "part" || r.Header.Get("HX-Request") == "true":
 		h.Set("Content-Type", "text/html; charset=utf-8")
 		h.Set("ETag", now.tag)
@@ -142,8 +143,8 @@ func (d *Dashboard) serve(w http.ResponseWriter, r *http.Request, p page, who vi
 			w.WriteHeader(http.StatusNotModified)
 			return
 		}
-		fmt.Fprintf(w, "<title>%s</title>", template.HTMLEscapeString(now.title+titleEnd))
-		_, _ = w.Write(now.part)
+		title := "<title>" + template.HTMLEscapeString(now.title+titleEnd) + "</title>"
+		_, _ = w.Write(packed(w, r, slices.Concat([]byte(title), now.part)))
 	default:
 		d.document(w, r, who, p, now)
 	}
@@ -202,12 +203,13 @@ func (d *Dashboard) make(ctx context.Context, p page, q query, address string) *
 // passing are the texts of relative times, which the browser keeps current by itself.
 var passing = regexp.MustCompile(`(<time [^>]*>)[^<]*</time>`)
 
-// tagOf returns the ETag of a snapshot. It does not change when time alone has passed.
+// tagOf returns the ETag of a snapshot. It does not change when time alone has passed, nor with the encoding: it is a
+// weak one.
 func tagOf(part, points []byte) string {
 	h := fnv.New128a()
 	_, _ = h.Write(passing.ReplaceAll(part, []byte("$1")))
 	_, _ = h.Write(points)
-	return fmt.Sprintf(`"%x"`, h.Sum(nil))
+	return fmt.Sprintf(`W/"%x"`, h.Sum(nil))
 }
 
 const titleEnd = " · Penstock"
@@ -240,11 +242,15 @@ func (d *Dashboard) document(w http.ResponseWriter, r *http.Request, who visitor
 		Part:   template.HTML(now.part), //nolint:gosec // made by templates of this package
 		Points: string(now.points), Notice: d.takeNotice(w, r), Assets: d.assets, Version: d.cfg.Version,
 	}
-	d.write(w, now.status, "document", v)
+	d.writeAs(w, now.status, "document", v, func(text []byte) []byte { return packed(w, r, text) })
 }
 
 // write writes a template as the whole answer.
 func (d *Dashboard) write(w http.ResponseWriter, status int, name string, v any) {
+	d.writeAs(w, status, name, v, func(text []byte) []byte { return text })
+}
+
+func (d *Dashboard) writeAs(w http.ResponseWriter, status int, name string, v any, as func([]byte) []byte) {
 	var text bytes.Buffer
 	if err := d.views.ExecuteTemplate(&text, name, v); err != nil {
 		d.cfg.Log.Error("write a page", "template", name, "error", err)
@@ -253,8 +259,9 @@ func (d *Dashboard) write(w http.ResponseWriter, status int, name string, v any)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	sent := as(text.Bytes())
 	w.WriteHeader(status)
-	_, _ = w.Write(text.Bytes()) // the visitor may have gone
+	_, _ = w.Write(sent) // the visitor may have gone
 }
 
 // known reports whether an error is about the object that was asked for, and not about the
