@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Connect opens one connection outside any pool. Password and certificates that the address of cc names by file are
@@ -32,7 +34,7 @@ func reread(_ context.Context, cc *pgx.ConnConfig) error {
 	if now.Password != "" && now.User == cc.User { // a service file may name another user now
 		cc.Password = now.Password
 	}
-	if now.Host != cc.Host || now.Port != cc.Port || len(now.Fallbacks) != len(cc.Fallbacks) {
+	if now.Host != cc.Host || now.Port != cc.Port || !slices.EqualFunc(now.Fallbacks, cc.Fallbacks, sameServer) {
 		return nil // the servers are not those of the address: TLS settings belong to a server
 	}
 	cc.TLSConfig = now.TLSConfig
@@ -41,3 +43,5 @@ func reread(_ context.Context, cc *pgx.ConnConfig) error {
 	}
 	return nil
 }
+
+func sameServer(a, b *pgconn.FallbackConfig) bool { return a.Host == b.Host && a.Port == b.Port }
