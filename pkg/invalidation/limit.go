@@ -55,26 +55,37 @@ func (q *Queue) refundUncovered(ctx context.Context, groups []*Lock) error {
 	return q.errorf("refund limits of", err)
 }
 
+// Refunds reports whether settling an ending gives back what its lock took out of token buckets: for an entry that ends
+// cancelled, and for those of the lock that have not run.
+func (q *Queue) Refunds(e *Ending) bool {
+	return q.rates != rateNone && (e.verb == verbCancel || q.leavesUnrun(e))
+}
+
+// leavesUnrun says that entries of the lock, which ends with e, have not run.
+func (q *Queue) leavesUnrun(e *Ending) bool {
+	return e.Last && (e.verb == verbYield || e.verb == verbRelease && !e.byHandler() ||
+		q.EndsLock(e) && len(e.Lock.Entries) > 1)
+}
+
+// byHandler says that the handler handed the entry back, after it has used what is limited.
+func (e *Ending) byHandler() bool { return e.verb == verbRelease && e.reason != "" }
+
 // addRefund refunds entries that end cancelled, and entries that their node releases before they
 // ran. An entry that a handler releases is not refunded, since the handler has used the limited resource;
 // those behind it, which go back with it, are.
 func (q *Queue) addRefund(batch *pgx.Batch, endings []Ending) {
-	if q.rates == rateNone {
-		return
-	}
 	var r refunds
 	index := map[Token]int{}
 	turnedAway := map[Token]int32{}
-	for _, e := range endings {
-		byHandler := e.verb == verbRelease && e.reason != ""
-		if byHandler {
+	for i := range endings {
+		e := &endings[i]
+		if e.byHandler() {
 			turnedAway[e.Lock.Token]++
 		}
-		unrun := e.Last && (e.verb == verbYield || e.verb == verbRelease && !byHandler ||
-			q.EndsLock(&e) && len(e.Lock.Entries) > 1)
-		if e.verb != verbCancel && !unrun {
+		if !q.Refunds(e) {
 			continue
 		}
+		unrun := q.leavesUnrun(e)
 		at, seen := index[e.Lock.Token]
 		if !seen {
 			at = len(r.keys)

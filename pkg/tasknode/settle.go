@@ -144,27 +144,26 @@ func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
 // threads wake once for a batch, not for each entry.
 func (n *Node) forget(p pile) {
 	var ended []*job
-	refunded := false // maybe: what a lock covered and did not run is given back to token buckets
+	refunded := false
 	for i := range p.endings {
-		if l := p.endings[i].Lock; p.endings[i].Last {
+		e := &p.endings[i]
+		refunded = refunded || p.queue.Refunds(e)
+		if e.Last {
 			ended = append(ended, p.jobs[i])
-			if l.Requeued != nil { // no other node knows
-				n.lanes.readyAgain(p.queue.ID, *l.Requeued)
-				refunded = true
+			if e.Lock.Requeued != nil { // no other node knows
+				n.lanes.readyAgain(p.queue.ID, *e.Lock.Requeued)
 			}
 		}
-	}
-	if len(ended) == 0 {
-		return
 	}
 	n.jobs.remove(ended)
 	n.holdings.ended(ended)
 	for _, j := range ended {
 		j.reserved.giveBack(j.reserved.locks)
 	}
-	if refunded {
+	switch {
+	case refunded:
 		n.tryLimited()
-	} else {
+	case len(ended) > 0:
 		n.TryAgain()
 	}
 }

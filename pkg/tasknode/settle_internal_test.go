@@ -374,3 +374,56 @@ func TestLocksThatAreHeldAreTriedAgainTogether(t *testing.T) {
 		}
 	})
 }
+
+// Lanes that wait for a rate rest on when locks end, but for an ending that gives units back to token buckets.
+func TestARefundWakesLanesThatWaitForARateAndNoOtherEndingDoes(t *testing.T) {
+	pool := pgtest.New(t)
+	free, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(),
+		`SELECT penstock.set_limit('slow', '{"rate": 1, "burst": 9}'), penstock.use_limit('work', 'slow')`); err != nil {
+		t.Fatal(err)
+	}
+	rated, err := invalidation.Open(t.Context(), pool, "work")
+	if err != nil {
+		t.Fatal(err)
+	}
+	requeued := func(e invalidation.Ending) invalidation.Ending {
+		e.Lock.Requeued = &invalidation.LaneHead{Lane: invalidation.Lane{Priority: 1}, Position: 1}
+		return e
+	}
+	const ended, refunded = "locks ended", "refunded"
+	lock := func() *invalidation.Lock { return assigned(1, 2).lock }
+	for name, c := range map[string]struct {
+		queue  *invalidation.Queue
+		ending invalidation.Ending
+		want   string
+	}{
+		"done":                    {rated, last(invalidation.Done(lock(), 2, nil, 0)), ended},
+		"done with more to do":    {rated, requeued(last(invalidation.Done(lock(), 2, nil, 0))), ended},
+		"done, not the last":      {rated, invalidation.Done(lock(), 1, nil, 0), ""},
+		"cancelled":               {rated, last(invalidation.Cancel(lock(), 2, "")), refunded},
+		"cancelled, not the last": {rated, invalidation.Cancel(lock(), 1, ""), refunded},
+		"released":                {rated, requeued(last(invalidation.Release(lock(), 1, 0))), refunded},
+		"yielded":                 {rated, requeued(invalidation.Yield(lock(), 1)), refunded},
+		"cancelled without rate":  {free, last(invalidation.Cancel(lock(), 2, "")), ended},
+	} {
+		n := New(Config{Log: slog.New(slog.DiscardHandler)}, pool, pool)
+		j := assigned(1, 2)
+		j.lock, j.reserved.node, j.reserved.queue = c.ending.Lock, n, j.served
+		before := n.lanes.epoch
+		n.forget(pile{queue: c.queue, endings: []invalidation.Ending{c.ending}, jobs: []*job{j}})
+		want := before
+		switch c.want {
+		case ended:
+			want.freed++
+		case refunded:
+			want.changed++
+		}
+		if got := n.lanes.epoch; got != want {
+			t.Errorf("%s: the epoch is %+v after %+v, want %+v", name, got, before, want)
+		}
+	}
+}
