@@ -469,8 +469,8 @@ END $$;
 -- pause stops claims in a scope: a flow, model, application, node, name or lock key; running
 -- entries go on. It replaces a pause of the same that is in force, and returns that (replaced_pause). A model must
 -- exist: a misspelt name would pause nothing. Entries of a paused name or lock key are disabled.
--- Locks: of a name or lock key the row of the queue (FOR NO KEY UPDATE); the row of pause (FOR UPDATE), then those of
--- switch_entries, then the row of the queue.
+-- Locks: of a name or lock key the row of the queue (FOR NO KEY UPDATE), of the others the advisory lock of what is
+-- paused; the row of pause (FOR UPDATE), then those of switch_entries, then the row of the queue.
 -- Callers: cmd/leader, cmd/penstock, pkg/api, pkg/doctor, pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 scope, value or until is not valid, PS006 the entries are
 -- disabled already.
@@ -498,6 +498,9 @@ BEGIN
     END IF;
     IF entries THEN
         PERFORM FROM penstock.queue x WHERE x.id = q FOR NO KEY UPDATE;
+    ELSE -- of two first pauses at once the second sees the first
+        PERFORM pg_advisory_xact_lock(
+            hashtextextended('penstock pause ' || coalesce(q, 0) || ' ' || pause.scope || ' ' || pause.value, 0));
     END IF;
     SELECT penstock.replaced_pause(p.created_at, p.actor, p.reason, p.until) INTO replaced FROM penstock.pause p
       WHERE p.scope = pause.scope AND p.value = pause.value AND p.queue_id IS NOT DISTINCT FROM q FOR UPDATE;

@@ -78,3 +78,35 @@ func (b *queueBed) wantNoOperation() {
 		b.runOperations()
 	}
 }
+
+// Two first pauses of a subject at once: the second neither sees the row of the first before it waits for it, nor may it
+// replace that without a word.
+func TestASecondPauseBesideTheFirstSaysThatItReplacesIt(t *testing.T) {
+	b := newQueueBed(t, Config{Model: "m"})
+	for _, s := range []operator.Subject{
+		{Scope: operator.ByModel, Value: "m"}, {Scope: operator.ByFlow, Value: "f", Queue: "work"}, mailOfWork,
+	} {
+		first := b.begin()
+		b.exec(first, `SELECT penstock.pause($1, $2, nullif($3, ''), 'a migration', 'ada')`, s.Scope, s.Value, s.Queue)
+		replaced, failed := make(chan *operator.Replaced, 1), make(chan error, 1)
+		go func() {
+			r, err := b.d.Pause(b.ctx, s, By{Actor: "bob", Reason: "a test"}, time.Time{})
+			replaced <- r
+			failed <- err
+		}()
+		const waits = `SELECT count(*) FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`
+		deadline := time.Now().Add(time.Minute)
+		for b.count(waits, first.Conn().PgConn().PID()) == 0 {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: the second pause does not wait for the first", s)
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+		b.must(first.Commit(b.ctx))
+		if r, err := <-replaced, <-failed; err != nil || r == nil || r.Actor != "ada" {
+			t.Errorf("%s: the second pause replaced %+v (%v), want that of ada", s, r, err)
+		}
+		b.want(b.count(`SELECT count(*) FROM penstock.audit WHERE actor = 'bob' AND detail->'replaced'->>'actor' = 'ada'
+			AND object = $1`, string(s.Scope)+" "+s.Value), 1)
+	}
+}
