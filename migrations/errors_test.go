@@ -63,6 +63,7 @@ func TestAViolatedConstraintIsPutIntoWordsInEachLanguage(t *testing.T) {
 		`neue Zeile für Relation »cron_job« verletzt Check-Constraint »cron_job_gap_check«`: "gap is not fire or skip",
 		`la nouvelle ligne de la relation « limit » viole la contrainte « limit_check »`:    "rate and burst are not given together",
 		`value too long`: "value too long",
+		`invalid input syntax for type integer: "limit_name_check limit_rate_check"`: "name is empty", // a user's text
 	} {
 		var got string
 		if err := c.QueryRow(t.Context(), `SELECT penstock.in_words($1)`, said).Scan(&got); err != nil || got != want {

@@ -476,7 +476,7 @@ CREATE OR REPLACE FUNCTION penstock.in_words(said text) RETURNS text LANGUAGE sq
         ('limit_rate_check', 'rate is not above 0'),
         ('limit_max_units_check', 'max_units is not at least 0'),
         ('limit_name_check', 'name is empty')) v(name, words)
-     WHERE said ~ ('[[:<:]]' || v.name || '[[:>:]]')), said)
+     WHERE said ~ ('[[:<:]]' || v.name || '[[:>:]]') ORDER BY v.name LIMIT 1), said)
 $$;
 
 -- keep_queue_kind refuses a change of the kind of a queue that cron jobs, watches or batches need:
