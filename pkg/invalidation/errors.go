@@ -109,7 +109,7 @@ func RefusesPush(err error) bool {
 }
 
 // hiddenFunction is the SQLSTATEs of calls of a function or an operator that Postgres does not have for these
-// arguments, or has more than once.
+// arguments, or has more than once. The call may be one of a user's trigger.
 var hiddenFunction = []string{"42883", "42725"}
 
 // withDuty is Translate for callers that are programs of users: an error about missing rights says which role has them,
@@ -117,9 +117,9 @@ var hiddenFunction = []string{"42883", "42725"}
 func withDuty(err error) error {
 	switch code := postgres.Code(err); {
 	case slices.Contains(hiddenFunction, code) && !strings.Contains(err.Error(), "penstock."):
-		return fmt.Errorf("%w. A schema before pg_catalog in the search_path of this session hides functions of "+
-			"Postgres from those of Penstock, or the server is too old: penstock doctor names the role or database "+
-			"that has such a search_path", err)
+		return fmt.Errorf("%w. Unless a trigger calls what does not exist, a schema before pg_catalog in the "+
+			"search_path of this session may hide functions of Postgres from those of Penstock, or the server is too "+
+			"old: penstock doctor names the role or database that has such a search_path", err)
 	// The table of a queue is missing where it was dropped.
 	case slices.Contains(missingObject, code) && !strings.Contains(err.Error(), "penstock.entry_"):
 		return fmt.Errorf("%w. The schema penstock is not in this database, or is older than this program: "+

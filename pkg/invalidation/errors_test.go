@@ -66,7 +66,8 @@ func TestAnErrorOfAHiddenFunctionNamesTheSearchPath(t *testing.T) {
 	b.exec(tx, `CREATE FUNCTION compatible.length(text) RETURNS boolean LANGUAGE sql AS 'SELECT true'`)
 	b.exec(tx, `SET LOCAL search_path = compatible, pg_catalog`)
 	_, err = Statement(b.ctx, tx, "run", []*Run{{Queue: q, Lock: lock, Entry: lock.Entries[0]}})
-	if err == nil || !strings.Contains(err.Error(), "search_path") || strings.Contains(err.Error(), "migrate") {
+	if err == nil || !strings.Contains(err.Error(), "search_path of this session may hide") ||
+		strings.Contains(err.Error(), "migrate") {
 		t.Errorf("got %v, want an error that names the search_path", err)
 	}
 	b.must(tx.Rollback(b.ctx))
