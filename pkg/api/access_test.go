@@ -604,7 +604,7 @@ func TestServerThatIsOpenServesThisMachineAlone(t *testing.T) {
 		{"10.0.0.7:8420", "", 421},
 		{"localhost:8420", "https://evil.example", 421},
 	} {
-		r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/queues/webhook/pause", strings.NewReader("{"+reason+"}"))
+		r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/queues/webhook/resume", strings.NewReader("{"+reason+"}"))
 		r.Host = c.host
 		if c.origin != "" {
 			r.Header.Set("Origin", c.origin)
