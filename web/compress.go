@@ -31,7 +31,7 @@ func packed(w http.ResponseWriter, r *http.Request, text []byte) []byte {
 	from := r.Header.Get("Sec-Fetch-Site")
 	if len(text) >= packedLeast && acceptsGzip(r) && (from == "" || from == "same-origin" || from == "none") {
 		var b bytes.Buffer
-		z := zippers.Get().(*gzip.Writer)
+		z, _ := zippers.Get().(*gzip.Writer) // of no other type
 		defer zippers.Put(z)
 		z.Reset(&b)
 		_, _ = z.Write(text) // into memory

@@ -26,7 +26,7 @@ func TestLongTextsAreCompressedForThoseWhoAcceptIt(t *testing.T) {
 		{"gzip", "cross-site", long, false},
 		{"gzip", "same-site", long, false},
 	} {
-		r := httptest.NewRequest("GET", "/ui/models", nil)
+		r := httptest.NewRequestWithContext(t.Context(), "GET", "/ui/models", nil)
 		r.Header.Set("Accept-Encoding", c.accepts)
 		if c.from != "" {
 			r.Header.Set("Sec-Fetch-Site", c.from)

@@ -365,7 +365,8 @@ func TestAListenerReachesTheHostBehindOneThatIsSilent(t *testing.T) {
 	b := &bed{T: t, ctx: t.Context(), pool: openPool(t)}
 	conn := b.pool.Config().ConnConfig.Copy()
 	conn.Fallbacks = []*pgconn.FallbackConfig{{Host: conn.Host, Port: conn.Port, TLSConfig: conn.TLSConfig}}
-	conn.Host, conn.Port, conn.TLSConfig = "127.0.0.1", uint16(silent.Addr().(*net.TCPAddr).Port), nil
+	addr, _ := silent.Addr().(*net.TCPAddr)
+	conn.Host, conn.Port, conn.TLSConfig = "127.0.0.1", uint16(addr.Port), nil
 	conn.ConnectTimeout = 1100 * time.Millisecond
 	l := NewListener(ListenConfig{Conn: conn, EchoWithin: time.Second, RetryMax: 10 * time.Millisecond})
 	ctx, stop := context.WithCancel(b.ctx)

@@ -48,7 +48,8 @@ func (a ladenAnswer) Close() error {
 		return a.err
 	}
 	for _, q := range a.of.QueuedQueries {
-		a.read[q.Arguments[0].(int32)]++
+		queue, _ := q.Arguments[0].(int32)
+		a.read[queue]++
 		if err := q.Fn(a); err != nil {
 			return err
 		}
