@@ -139,14 +139,19 @@ func end(err error, bad bool) {
 	os.Exit(0)
 }
 
+// makeLogs makes the directory of the logs.
+func (c *config) makeLogs() (err error) {
+	if c.logs, err = os.MkdirTemp("", "penstock-chaos-"); err != nil {
+		return err
+	}
+	return os.Chmod(c.logs, 0o755) //nolint:gosec // the server's user reads the moved clock there
+}
+
 func run(ctx context.Context, cfg config, keep bool) (v verdict, err error) {
 	if cfg.binaries, err = filepath.Abs(cfg.binaries); err != nil {
 		return v, err
 	}
-	if cfg.logs, err = os.MkdirTemp("", "penstock-chaos-"); err != nil {
-		return v, err
-	}
-	if err := os.Chmod(cfg.logs, 0o755); err != nil { //nolint:gosec // the server's user reads the moved clock there
+	if err := cfg.makeLogs(); err != nil {
 		return v, err
 	}
 	fmt.Printf("chaos: seed %d, %v, logs in %s\n", cfg.seed, cfg.run, cfg.logs)
@@ -186,16 +191,8 @@ func run(ctx context.Context, cfg config, keep bool) (v verdict, err error) {
 		fmt.Printf("chaos: %d entries were left by the faults and ended within %v, without faults %s; last: %s\n",
 			len(backlog), round(drained.took), endedWithin(left, faultFree), drained.last)
 	}
-	unusable, err := s.breakOff(ctx, len(left) == 0)
-	if err != nil {
+	if left, err = s.bringCases(ctx, &drained, left); err != nil {
 		return v, err
-	}
-	if cfg.release {
-		inLine, err := s.lineUp(ctx)
-		if err != nil {
-			return v, err
-		}
-		left = append(left, inLine...)
 	}
 	unhinted, err := s.probe(ctx)
 	if err != nil {
@@ -208,7 +205,6 @@ func run(ctx context.Context, cfg config, keep bool) (v verdict, err error) {
 		return v, err
 	}
 	h.Quiet = quiet
-	drained.doubtful = append(drained.doubtful, unusable...)
 	drained.tell(h, cfg.rare)
 	h.Unfinished, h.FaultFree, h.Unhinted, h.Unserved = left, faultFree, unhinted, unserved
 	if h.Deadlocks, err = s.deadlocks(); err != nil {
@@ -222,6 +218,21 @@ func run(ctx context.Context, cfg config, keep bool) (v verdict, err error) {
 		return v, err
 	}
 	return s.report(os.Stdout, p, h, findings, took), nil
+}
+
+// bringCases brings about what promises need as a case and a run may not have: a slot in doubt and, in a release run,
+// entries that are long in line. It adds slots that stay in doubt to d, and returns left with what has not ended.
+func (s *site) bringCases(ctx context.Context, d *drained, left []string) ([]string, error) {
+	unusable, err := s.breakOff(ctx, len(left) == 0)
+	if err != nil {
+		return nil, err
+	}
+	d.doubtful = append(d.doubtful, unusable...)
+	if !s.cfg.release {
+		return left, nil
+	}
+	inLine, err := s.lineUp(ctx)
+	return append(left, inLine...), err
 }
 
 // storm is the load and the faults, and what is recorded meanwhile.
