@@ -146,17 +146,13 @@ func (l outputLog) Append(ctx context.Context, c worker.Chunk) error {
 }
 
 func callOf(r *invalidation.Run) worker.Call {
-	c := worker.Call{
+	return worker.Call{
 		RunRef: worker.RunRef{
 			Entry: strconv.FormatInt(int64(r.Entry.ID), 10), Token: int64(r.Lock.Token),
 			Attempt: r.Entry.Attempt + 1, Request: r.Entry.Payload,
 		},
-		Payload: r.Entry.Payload, TraceParent: r.Entry.Trace,
+		FinishBy: r.Entry.FinishBy, Payload: r.Entry.Payload, TraceParent: r.Entry.Trace,
 	}
-	if r.Entry.FinishIn != invalidation.NoDeadline {
-		c.FinishBy = r.Lock.ClaimedAt.Add(r.Entry.FinishIn)
-	}
-	return c
 }
 
 // submit sends the call to one instance after the other until one takes it; to the one first whose

@@ -189,15 +189,17 @@ func (c *claimRow) entry() Entry {
 		Crashes: int(c.crashes.Int32), MayHaveRun: c.mayHaveRun.Bool,
 		Cost: c.cost.Float64, Trace: c.trace.String, Callback: c.callback,
 		Waited:  time.Duration(c.waited.Float64 * float64(time.Second)),
-		StartIn: remaining(c.startIn), FinishIn: remaining(c.finishIn), tid: c.tid,
+		StartBy: deadline(c.startIn), FinishBy: deadline(c.finishIn), tid: c.tid,
 	}
 }
 
-func remaining(seconds pgtype.Float8) time.Duration {
-	if !seconds.Valid {
-		return NoDeadline
+// deadline is the time at which the seconds are over that were left when the database sent them. They count from their
+// receipt: the statement may have waited for longer than that after it was sent.
+func deadline(left pgtype.Float8) time.Time {
+	if !left.Valid {
+		return time.Time{}
 	}
-	return time.Duration(min(max(seconds.Float64, -1e9), 9e9) * float64(time.Second))
+	return time.Now().Add(time.Duration(min(max(left.Float64, -1e9), 9e9) * float64(time.Second)))
 }
 
 // readGroups fills in the entries of locked groups.

@@ -70,7 +70,7 @@ SELECT id, payload, coalesce(name, ''), attempt, crashes, coalesce(cost, 0), coa
   FROM penstock.compactable(penstock.queue_row($1), $2)
  ORDER BY id`
 	return pgx.CollectRows(postgres.Query(ctx, tx, sql, queue, key), func(row pgx.CollectableRow) (Entry, error) {
-		e := Entry{StartIn: NoDeadline, FinishIn: NoDeadline}
+		var e Entry
 		return e, row.Scan(&e.ID, &e.Payload, &e.Name, &e.Attempt, &e.Crashes, &e.Cost, &e.Trace)
 	})
 }

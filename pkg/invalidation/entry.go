@@ -34,16 +34,12 @@ type Entry struct {
 	Trace    string
 	Callback json.RawMessage
 	Waited   time.Duration // since it was accepted, by the database's clock at the claim
-	// StartIn and FinishIn are the times left until start_by and finish_by at the claim, NoDeadline
-	// if there is none.
-	StartIn  time.Duration
-	FinishIn time.Duration
+	// StartBy and FinishBy are start_by and finish_by on this process's monotonic clock; zero: none. They are never
+	// earlier than by the database's clock, and later by as long as the answer to the claim was on its way.
+	StartBy, FinishBy time.Time
 
 	tid pgtype.TID // of its row, if the claim returned it
 }
-
-// NoDeadline is the value of a deadline that was not given.
-const NoDeadline = time.Duration(1<<63 - 1)
 
 // Lock is a lock record that a claim took, with the entries it covers, oldest first.
 type Lock struct {
@@ -97,7 +93,7 @@ func (l *Lock) attempt(id EntryID) *int {
 
 // hasStartBy says that a start_by bound one of the entries at the claim.
 func (l *Lock) hasStartBy(id EntryID) bool {
-	return slices.ContainsFunc(l.Entries, func(e Entry) bool { return e.ID == id && e.StartIn != NoDeadline })
+	return slices.ContainsFunc(l.Entries, func(e Entry) bool { return e.ID == id && !e.StartBy.IsZero() })
 }
 
 // callback is the address and options for the report of an entry's outcome, nil for none.

@@ -23,7 +23,7 @@ import (
 func assigned(ids ...invalidation.EntryID) *job {
 	lock := &invalidation.Lock{Key: fmt.Sprint("k", ids), Token: 1, ClaimedAt: time.Now()}
 	for _, id := range ids {
-		lock.Entries = append(lock.Entries, invalidation.Entry{ID: id, StartIn: invalidation.NoDeadline, FinishIn: invalidation.NoDeadline})
+		lock.Entries = append(lock.Entries, invalidation.Entry{ID: id})
 	}
 	q := &invalidation.Queue{ID: 1}
 	return &job{lock: lock, queue: q, served: &servedQueue{queue: q}, lane: &lane{key: laneKey{queue: 1}}, ranked: fairness.Candidate{Queue: q}}
@@ -222,18 +222,20 @@ func TestACancelEndsABatchOfOne(t *testing.T) {
 func TestARunOfSeveralEndsAtTheLatestOfTheirDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, c := range map[string]struct {
-			in   [2]time.Duration
-			ends time.Duration // of the run, an hour if nothing ends it
+			in   [2]time.Duration // 0: no deadline
+			ends time.Duration    // of the run, an hour if nothing ends it
 			verb string
 		}{
-			"one has none": {[2]time.Duration{time.Minute, invalidation.NoDeadline}, time.Hour, "done"},
+			"one has none": {[2]time.Duration{time.Minute, 0}, time.Hour, "done"},
 			"both":         {[2]time.Duration{time.Minute, 2 * time.Minute}, 2 * time.Minute, "expire"},
 		} {
 			n := New(Config{}, nil, nil)
 			n.runs = t.Context()
 			job := assigned(1, 2)
 			for i := range c.in {
-				job.lock.Entries[i].FinishIn = c.in[i]
+				if c.in[i] > 0 {
+					job.lock.Entries[i].FinishBy = time.Now().Add(c.in[i])
+				}
 			}
 			job.handler = batchFunc(func(ctx context.Context, _ []*invalidation.Run) []invalidation.BatchAnswer {
 				select {

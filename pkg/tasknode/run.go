@@ -73,8 +73,8 @@ func (n *Node) stop(j *job, start time.Time, i int) (ending invalidation.Ending,
 func (n *Node) runEntries(
 	j *job, entries []invalidation.Entry, endings []invalidation.Ending,
 ) []invalidation.Ending {
-	sinceClaim := time.Since(j.lock.ClaimedAt)
-	runs, endings := n.inTime(j, entries, sinceClaim, endings)
+	now := time.Now()
+	runs, endings := n.inTime(j, entries, now, endings)
 	if len(runs) == 0 {
 		return endings
 	}
@@ -104,24 +104,24 @@ func (n *Node) runEntries(
 	for _, r := range runs {
 		r.Lasting = lasting
 	}
-	if left, cause := timeLeft(runs, sinceClaim); cause != nil {
+	if left, cause := timeLeft(runs, now); cause != nil {
 		var stop context.CancelFunc
 		ctx, stop = context.WithTimeoutCause(ctx, left, cause)
 		defer stop()
 	}
-	return n.runBegun(ctx, j, runs, endings, sinceClaim)
+	return n.runBegun(ctx, j, runs, endings, now.Sub(j.lock.ClaimedAt))
 }
 
 // inTime prepares the runs of entries. One whose deadline has passed does not run: its ending is added.
 func (n *Node) inTime(
-	j *job, entries []invalidation.Entry, sinceClaim time.Duration, endings []invalidation.Ending,
+	j *job, entries []invalidation.Entry, now time.Time, endings []invalidation.Ending,
 ) ([]*invalidation.Run, []invalidation.Ending) {
 	runs := make([]*invalidation.Run, 0, len(entries))
 	for i := range entries {
 		switch e := &entries[i]; {
-		case sinceClaim >= e.StartIn:
+		case passed(e.StartBy, now):
 			endings = append(endings, invalidation.Expire(j.lock, e.ID, "start_by has passed"))
-		case sinceClaim >= e.FinishIn:
+		case passed(e.FinishBy, now):
 			endings = append(endings, invalidation.Expire(j.lock, e.ID, invalidation.ErrFinishBy.Error()))
 		default:
 			runs = append(runs, &invalidation.Run{Queue: j.queue, Entry: *e, Lock: j.lock, Node: n.ID()})
@@ -130,20 +130,32 @@ func (n *Node) inTime(
 	return runs, endings
 }
 
+func passed(deadline, now time.Time) bool { return !deadline.IsZero() && !now.Before(deadline) }
+
 // timeLeft is for how long entries may run together, and with which cause that ends; nil: nothing bounds it. A deadline
 // ends the run once that of each entry has passed: else it goes on for the others.
-func timeLeft(runs []*invalidation.Run, sinceClaim time.Duration) (left time.Duration, cause error) {
-	finishIn := time.Duration(0)
-	for _, r := range runs {
-		finishIn = max(finishIn, r.Entry.FinishIn)
-	}
-	if finishIn != invalidation.NoDeadline {
-		left, cause = finishIn-sinceClaim, invalidation.ErrFinishBy
+func timeLeft(runs []*invalidation.Run, now time.Time) (left time.Duration, cause error) {
+	if last := lastFinishBy(runs); !last.IsZero() {
+		left, cause = last.Sub(now), invalidation.ErrFinishBy
 	}
 	if limit := runs[0].Queue.Config.RunTimeout; limit > 0 && (cause == nil || limit < left) {
 		left, cause = limit, invalidation.ErrRunTimeout
 	}
 	return left, cause
+}
+
+// lastFinishBy is when the last of the runs has to end; zero: one of them has no deadline.
+func lastFinishBy(runs []*invalidation.Run) (last time.Time) {
+	for _, r := range runs {
+		by := r.Entry.FinishBy
+		if by.IsZero() {
+			return by
+		}
+		if by.After(last) {
+			last = by
+		}
+	}
+	return last
 }
 
 // runBegun calls the handler for entries whose run has begun, judges its answers, and adds their endings to those of
