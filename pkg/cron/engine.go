@@ -71,6 +71,8 @@ type Engine struct {
 	behind     bool          // a job was fired in this pass whose next nominal time has come as well
 	soon       time.Duration // pause of a pass that waits for the end of such a run; 0: none does
 
+	batchTime time.Duration // how long a batch should take
+
 	// Jobs that one transaction may change, by what it does with them.
 	toFire, toFollow, toCancel, toEnd, toCreate, toMove duty.Limit
 
@@ -88,7 +90,10 @@ type EngineStatus struct {
 
 // New returns the engine for one term. It reads through db and writes through fence.
 func New(db postgres.DB, fence duty.Fence, cfg Config) *Engine {
-	e := &Engine{cfg: cfg.withDefaults(), db: db, fence: fence, clock: databaseTime, timetables: timetables{}}
+	e := &Engine{
+		cfg: cfg.withDefaults(), db: db, fence: fence, clock: databaseTime, timetables: timetables{},
+		batchTime: batchTime,
+	}
 	e.believe = func(now time.Time) error { return e.cfg.Clock.CheckWithin(now, jumpMax) }
 	return e
 }
@@ -264,7 +269,7 @@ const batchTime = time.Second
 func (e *Engine) each(ctx context.Context, rows *duty.Limit,
 	batch func(tx pgx.Tx, now time.Time, limit int) (found, changed int, err error),
 ) error {
-	rows.First, rows.Max, rows.Aim = e.cfg.BatchJobsMax, e.cfg.BatchJobsMax, batchTime
+	rows.First, rows.Max, rows.Aim = e.cfg.BatchJobsMax, e.cfg.BatchJobsMax, e.batchTime
 	for limit := rows.Rows(); ; {
 		var found, changed int
 		wanted, start := rows.Rows(), time.Now()
@@ -283,7 +288,7 @@ func (e *Engine) each(ctx context.Context, rows *duty.Limit,
 				e.done.Add(change)
 			}
 		}
-		if err != nil || found >= limit || took > batchTime { // few jobs say nothing about a full batch
+		if err != nil || found >= limit || took > e.batchTime { // few jobs say nothing about a full batch
 			rows.Done(took, err)
 		}
 		switch {

@@ -82,7 +82,7 @@ func (e *Engine) judgeAgain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.toMove.First, e.toMove.Max, e.toMove.Aim = judgedMax, judgedMax, batchTime
+	e.toMove.First, e.toMove.Max, e.toMove.Aim = judgedMax, judgedMax, e.batchTime
 	limit := e.toMove.Rows()
 	if len(ids) > limit {
 		ids, upTo = ids[:limit], ids[limit-1]
@@ -91,7 +91,7 @@ func (e *Engine) judgeAgain(ctx context.Context) error {
 		start := time.Now()
 		moved, err := e.moveMisplaced(ctx, now, ids)
 		took := time.Since(start)
-		if err != nil || len(ids) >= limit || took > batchTime { // few jobs say nothing about a full batch
+		if err != nil || len(ids) >= limit || took > e.batchTime { // few jobs say nothing about a full batch
 			e.toMove.Done(took, err)
 		}
 		if duty.Late(err) {
