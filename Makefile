@@ -74,13 +74,13 @@ vet:
 	@for module in $(MODULES); do echo "vet $$module"; go -C "$$module" vet ./... || exit 1; done
 
 # With memory for it, half of the time that the collector takes is left. The rules of .golangci.yml take nothing of gosec from
-# the other modules, so that it does not run there.
+# the other modules, so that it does not run there. Two checks on one machine may lint at the same time.
 lint: export GOGC ?= 400
 lint: $(LINT) ## Run the linters of .golangci.yml over every module
-	$(LINT) run $(TAGS:%=--build-tags=%) ./...
+	$(LINT) run --allow-parallel-runners $(TAGS:%=--build-tags=%) ./...
 	@for module in $(MODULES); do \
 		echo "lint $$module"; \
-		(cd "$$module" && $(CURDIR)/$(LINT) run --config $(CURDIR)/.golangci.yml $(TAGS:%=--build-tags=%) --disable gosec ./...) || exit 1; \
+		(cd "$$module" && $(CURDIR)/$(LINT) run --allow-parallel-runners --config $(CURDIR)/.golangci.yml $(TAGS:%=--build-tags=%) --disable gosec ./...) || exit 1; \
 	done
 
 # Not in `make check`: the answer changes with the database of vulnerabilities and not with the code, and needs the network.
