@@ -66,7 +66,7 @@ func TestFailuresDeadlinesAndCancelsHaveTheirJudges(t *testing.T) {
 			h.Deaths = nil
 		}},
 		{"expired without a deadline", deadlines, func(h *History) { endOf(h, 16).Outcome = "expired" }},
-		{"expired before its time", deadlines, func(h *History) { endOf(h, 51).At = at(-10) }},
+		{"expired before its time", deadlines, func(h *History) { endOf(h, 51).At = at(89) }},
 		{"expired before finish_by alone", deadlines, func(h *History) { endOf(h, 54).At, pushOf(h, 54).StartBy = at(2500), time.Time{} }},
 		{"expired by finish_by, which is before start_by", deadlines, func(h *History) {
 			pushOf(h, 51).StartBy, pushOf(h, 51).FinishBy, endOf(h, 51).At = at(30_000), at(100), at(9000)
@@ -623,7 +623,7 @@ func TestBoundsOfTimesAreThoseThatAreStated(t *testing.T) {
 		"a run that begins 2.5 s after start_by":       func(h *History) { callOf(h, 123).Begin, callOf(h, 123).Closed = at(3600), at(3700) },
 		"an expiry 5.09 s after the deadline":          func(h *History) { endOf(h, 51).At = at(5190) },
 		"a run that goes on 2.59 s after a heartbeat":  func(h *History) { callOf(h, 120).Closed = at(5590) },
-		"an expiry just before the deadline, by clock": func(h *History) { endOf(h, 51).At = at(10) },
+		"an expiry just before the deadline, by clock": func(h *History) { endOf(h, 51).At = at(90) },
 		"a second run of an entry, after start_by": func(h *History) {
 			h.Grants = append(h.Grants, Grant{Seq: 88, Queue: "frail", Key: "#54", Token: 124, Last: 54, Process: "n3", At: at(5000)})
 			callOf(h, 123).Answer, callOf(h, 123).Closed = "died", at(1100)
