@@ -88,7 +88,7 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
     key text := penstock.lock_key_of(change, path);
 BEGIN
-    IF key = '' OR key LIKE '#%' OR octet_length(key) > 512 THEN
+    IF key = '' OR penstock.is_solo(key) OR octet_length(key) > 512 THEN
         RETURN 'sha256:' || encode(sha256(convert_to(key, 'UTF8')), 'hex');
     END IF;
     RETURN NULL;

@@ -511,12 +511,12 @@ LANGUAGE sql STABLE AS $$
     SELECT l.queue_id, l.lock_key, l.token, l.node_id, e.id, e.finish_by
       FROM penstock.lock l
       JOIN penstock.entry e ON e.queue_id = l.queue_id AND e.id = l.last_entry_id
-     WHERE left(l.lock_key, 1) = '#' AND e.status = 'pending' AND e.finish_by < clock_timestamp() - grace
+     WHERE penstock.is_solo(l.lock_key) AND e.status = 'pending' AND e.finish_by < clock_timestamp() - grace
     UNION ALL
     SELECT l.queue_id, l.lock_key, l.token, l.node_id, e.id, e.finish_by
       FROM penstock.lock l
       JOIN penstock.entry e ON e.queue_id = l.queue_id AND e.lock_key = l.lock_key AND e.id <= l.last_entry_id
-     WHERE left(l.lock_key, 1) <> '#' AND penstock.claimable(e.status, e.priority)
+     WHERE NOT penstock.is_solo(l.lock_key) AND penstock.claimable(e.status, e.priority)
        AND e.finish_by < clock_timestamp() - grace
 $$;
 

@@ -43,7 +43,7 @@ LANGUAGE sql STABLE AS $$
     SELECT 'a lock has entries', format('key %s of queue %s, token %s', l.lock_key, l.queue_id, l.token)
       FROM penstock.lock l
      WHERE l.claimed_at < clock_timestamp() - grace
-       AND NOT CASE WHEN left(l.lock_key, 1) = '#'
+       AND NOT CASE WHEN penstock.is_solo(l.lock_key)
                     THEN EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = l.queue_id AND e.id = l.last_entry_id)
                     ELSE EXISTS (SELECT FROM penstock.entry e
                                  WHERE e.queue_id = l.queue_id AND e.lock_key = l.lock_key) END
@@ -55,7 +55,7 @@ LANGUAGE sql STABLE AS $$
     SELECT 'a solo entry runs under its weight',
            format('entry %s of queue %s has weight %s, its lock %s', e.id, e.queue_id, coalesce(e.weight, 1), l.weight)
       FROM penstock.lock l JOIN penstock.entry e ON e.queue_id = l.queue_id AND e.id = l.last_entry_id
-     WHERE left(l.lock_key, 1) = '#' AND l.weight <> coalesce(e.weight, 1)
+     WHERE penstock.is_solo(l.lock_key) AND l.weight <> coalesce(e.weight, 1)
     UNION ALL
     SELECT 'a token is handed out once', format('token %s is on %s locks', l.token, count(*))
       FROM penstock.lock l GROUP BY l.token HAVING count(*) > 1

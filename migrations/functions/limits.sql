@@ -466,7 +466,7 @@ DECLARE
 BEGIN
     FOR r IN SELECT u.limit_id, CASE WHEN g.per_key THEN k.key WHEN g.per_flow THEN l.flow
         ELSE '' END COLLATE "C" AS scope,
-                    sum(u.units * (CASE WHEN NOT k.rest THEN k.cancelled WHEN left(k.key, 1) = '#' THEN 1 ELSE
+                    sum(u.units * (CASE WHEN NOT k.rest THEN k.cancelled WHEN penstock.is_solo(k.key) THEN 1 ELSE
                         (SELECT count(*) FROM penstock.entry e WHERE e.queue_id = queue AND e.lock_key = k.key
                          AND e.status = 'pending'
                                                                  AND e.priority >= 0 AND e.id <= l.last_entry_id) END)) AS units

@@ -29,6 +29,13 @@ $$;
 CREATE OR REPLACE FUNCTION penstock.record_key(lock_key text, id bigint) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT coalesce(lock_key, '#' || id::text) $$;
 
+-- is_solo tells whether the key of a lock record is that of a solo entry. No lock key is like it: a push refuses those
+-- that begin with '#'. It is inlined.
+-- Callers: check_options, watch_lock_key, refund, expired_locks, count_queue, check_invariants; pkg/invalidation,
+-- pkg/operator.
+CREATE OR REPLACE FUNCTION penstock.is_solo(record_key text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT left(record_key, 1) = '#' $$;
+
 -- shard_name returns the flow of the entries of a shard, which are counted from 0.
 -- Callers: shard_flow, feed_batch.
 CREATE OR REPLACE FUNCTION penstock.shard_name(shard bigint) RETURNS text

@@ -140,7 +140,7 @@ DECLARE
 BEGIN
     SELECT i, problem INTO bad FROM (
         SELECT i, CASE
-            WHEN coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) LIKE '#%'
+            WHEN penstock.is_solo(coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)))
                  THEN 'lock_key begins with "#", which is kept for solo entries'
             WHEN coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) = ''
                 THEN 'lock_key is empty; leave it out for a solo entry'

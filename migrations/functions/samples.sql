@@ -71,11 +71,11 @@ BEGIN
                (SELECT coalesce(sum(c.n), 0)::bigint
                   FROM penstock.lock l CROSS JOIN LATERAL (
                        SELECT count(*) AS n FROM penstock.%1$I e
-                        WHERE left(l.lock_key, 1) = '#' AND e.queue_id = $1 AND e.id = l.last_entry_id
+                        WHERE penstock.is_solo(l.lock_key) AND e.queue_id = $1 AND e.id = l.last_entry_id
                           AND penstock.claimable(e.status, e.priority)
                        UNION ALL
                        SELECT count(*) FROM penstock.%1$I e
-                        WHERE left(l.lock_key, 1) <> '#' AND e.queue_id = $1 AND e.lock_key = l.lock_key
+                        WHERE NOT penstock.is_solo(l.lock_key) AND e.queue_id = $1 AND e.lock_key = l.lock_key
                           AND e.id <= l.last_entry_id AND penstock.claimable(e.status, e.priority)) c
                  WHERE l.queue_id = $1)
           FROM (SELECT count(*) AS n, count(*) FILTER (WHERE b.status = 'initial') AS initial FROM (

@@ -23,7 +23,7 @@ SELECT l.token, l.pos AS position, e.id AS entry_id, l.lock_key, e.attempt, e.cr
          WHERE queue_id = $1 AND node_id = $2 AND claim_id = $3 OFFSET 0) l
   LEFT JOIN LATERAL (
        SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = l.last_entry_id
-           AND l.lock_key LIKE '#%' OFFSET 0) e ON true
+           AND penstock.is_solo(l.lock_key) OFFSET 0) e ON true
  ORDER BY l.pos`
 
 // Reclaim returns the locks of a claim whose answer was lost, none if it was not committed.

@@ -104,7 +104,7 @@ WITH struck AS (
                                           'error', 'node ' || k.name || ' died while it ran this entry'))
       FROM (SELECT l.token, l.node_id,
             coalesce((SELECT n.name FROM penstock.node n WHERE n.id = l.node_id), l.node_id::text) AS name,
-                   CASE WHEN left(l.lock_key, 1) = '#' THEN l.last_entry_id
+                   CASE WHEN penstock.is_solo(l.lock_key) THEN l.last_entry_id
                         ELSE (SELECT g.id FROM penstock.entry_X g
                                WHERE g.lock_key = l.lock_key AND penstock.claimable(g.status, g.priority)
                                  AND g.id BETWEEN coalesce(r.running, 0) AND l.last_entry_id
@@ -142,10 +142,10 @@ WITH covered AS MATERIALIZED (
            SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = t.lock_key AND token = t.token OFFSET 0) l
      CROSS JOIN LATERAL (
            SELECT id FROM penstock.entry_X
-            WHERE left(l.lock_key, 1) = '#' AND queue_id = $1 AND id = l.last_entry_id
+            WHERE penstock.is_solo(l.lock_key) AND queue_id = $1 AND id = l.last_entry_id
            UNION ALL
            SELECT id FROM penstock.entry_X
-            WHERE left(l.lock_key, 1) <> '#' AND lock_key = l.lock_key AND penstock.claimable(status, priority)
+            WHERE NOT penstock.is_solo(l.lock_key) AND lock_key = l.lock_key AND penstock.claimable(status, priority)
               AND id <= l.last_entry_id
            OFFSET 0) e
 ), entries AS MATERIALIZED (
@@ -166,10 +166,10 @@ WITH covered AS MATERIALIZED (
            SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = t.lock_key AND token = t.token OFFSET 0) l
      CROSS JOIN LATERAL (
            SELECT ctid AS row FROM penstock.entry_X
-            WHERE left(l.lock_key, 1) = '#' AND queue_id = $1 AND id = l.last_entry_id AND may_have_run IS NOT TRUE
+            WHERE penstock.is_solo(l.lock_key) AND queue_id = $1 AND id = l.last_entry_id AND may_have_run IS NOT TRUE
            UNION ALL
            SELECT ctid FROM penstock.entry_X
-            WHERE left(l.lock_key, 1) <> '#' AND lock_key = l.lock_key AND penstock.claimable(status, priority)
+            WHERE NOT penstock.is_solo(l.lock_key) AND lock_key = l.lock_key AND penstock.claimable(status, priority)
               AND id <= l.last_entry_id AND may_have_run IS NOT TRUE
            OFFSET 0) e
 ), marked AS (

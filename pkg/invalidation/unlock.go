@@ -29,7 +29,7 @@ WITH freed AS (
     SELECT e.priority, e.flow, f.pos, e.id, f.lock_key, f.not_before
       FROM freed f
      CROSS JOIN LATERAL (SELECT * FROM penstock.entry_X WHERE queue_id = $1 AND id = f.last_entry_id OFFSET 0) e
-     WHERE left(f.lock_key, 1) = '#' AND penstock.claimable(e.status, e.priority)
+     WHERE penstock.is_solo(f.lock_key) AND penstock.claimable(e.status, e.priority)
 ), again_solo AS (
     INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id, not_before)
     SELECT $1, priority, flow, pos, id, not_before FROM solo
@@ -46,7 +46,7 @@ WITH freed AS (
              FROM (SELECT id, priority, flow FROM penstock.entry_X
                     WHERE lock_key = f.lock_key AND penstock.claimable(status, priority)
                     ORDER BY id LIMIT $5::int) e) n
-     WHERE left(f.lock_key, 1) <> '#' AND n.id IS NOT NULL
+     WHERE NOT penstock.is_solo(f.lock_key) AND n.id IS NOT NULL
        AND (SELECT b.entry_id FROM penstock.blocked_key b WHERE b.queue_id = $1 AND b.lock_key = f.lock_key) IS NULL
 ), again AS (
     INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key, not_before)

@@ -58,11 +58,11 @@ const entriesSQL = entryColumns + `
 // work in flight.
 const runningSQL = `(
         SELECT x.* FROM penstock.lock l JOIN penstock.entry_X x ON x.queue_id = l.queue_id AND x.id = l.last_entry_id
-         WHERE l.queue_id = $1 AND left(l.lock_key, 1) = '#'
+         WHERE l.queue_id = $1 AND penstock.is_solo(l.lock_key)
         UNION ALL
         SELECT x.* FROM penstock.lock l JOIN penstock.entry_X x ON x.queue_id = l.queue_id AND x.lock_key = l.lock_key
            AND x.id <= l.last_entry_id AND penstock.claimable(x.status, x.priority)
-         WHERE l.queue_id = $1 AND left(l.lock_key, 1) <> '#')`
+         WHERE l.queue_id = $1 AND NOT penstock.is_solo(l.lock_key))`
 
 // ofKeySQL selects the entries of the lock key %[1]s: two indexes have them, that of pending entries and that of the
 // others.

@@ -75,10 +75,10 @@ SELECT l.queue, l.lock_key, l.token, l.node_id, coalesce(l.node, '') AS node,
               AND NOT l.token = ANY (n.tokens)
              THEN 'its node lives and does not list its token' END),
        (CASE WHEN l.age > coalesce(n.lease, '10 seconds') * 0.4 AND NOT EXISTS (
-                  SELECT FROM penstock.entry e WHERE left(l.lock_key, 1) = '#' AND e.queue_id = l.queue_id
+                  SELECT FROM penstock.entry e WHERE penstock.is_solo(l.lock_key) AND e.queue_id = l.queue_id
                          AND e.id = l.last_entry_id
                   UNION ALL
-                  SELECT FROM penstock.entry e WHERE left(l.lock_key, 1) <> '#' AND e.queue_id = l.queue_id
+                  SELECT FROM penstock.entry e WHERE NOT penstock.is_solo(l.lock_key) AND e.queue_id = l.queue_id
                          AND e.lock_key = l.lock_key)
              THEN 'it has no entries' END)) p(problem)
  WHERE p.problem IS NOT NULL
