@@ -28,7 +28,7 @@ func (n *Node) handBackLoop(ctx context.Context) {
 func (n *Node) handBackLate(now time.Time) {
 	late := n.waiting.late(now.Add(-n.cfg.Beat))
 	for _, j := range late {
-		n.holdings.noteWait(j.served, now.Sub(j.lock.ClaimedAt))
+		n.holdings.noteWait(j.served, now.Sub(j.since))
 		n.endLast(j, invalidation.Release(j.lock, j.lock.Entries[0].ID, 0))
 	}
 	if len(late) > 0 {

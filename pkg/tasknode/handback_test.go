@@ -113,7 +113,10 @@ func TestTheFirstJobsOfTheLineStayInIt(t *testing.T) {
 	line := func(urgent, others int, age time.Duration) *waiting {
 		w := newWaiting(2)
 		for i := range urgent + others {
-			w.add(i < urgent, &job{lane: &lane{}, lock: &invalidation.Lock{ClaimedAt: now.Add(-age)}})
+			w.add(i < urgent, &job{
+				lane: &lane{}, since: now.Add(-age),
+				lock: &invalidation.Lock{ClaimedAt: now.Add(-time.Hour)}, // the claim waited in the database
+			})
 		}
 		return w
 	}

@@ -20,6 +20,7 @@ type job struct {
 	ranked   fairness.Candidate // the lane as it was ranked
 	reserved reservation        // of this lock
 	losses   int64              // of the node's lease, before the claim
+	since    time.Time          // when the answer to the claim had come, which may have waited in the database for long
 	traced   *traced            // nil: it is not
 	lockLost atomic.Bool        // its lock was freed: it begins no run
 	ended    atomic.Bool        // it runs nothing any more: the settler has its last ending
@@ -127,11 +128,13 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 // jobs makes the jobs of locks of a lane, and says what their first runs are expected to cost.
 func (a *claimAnswer) jobs(l *laneLease, locks []*invalidation.Lock) (jobs []*job, expected float64) {
 	use, _ := a.node.holdings.expected(l.served)
+	now := time.Now()
 	jobs = make([]*job, len(locks))
 	for i, lock := range locks {
 		j := &job{
 			lock: lock, queue: l.queue, handler: l.handler, served: l.served, lane: l.lane, ranked: l.ranked,
-			reserved: a.reserved.part(1), losses: a.losses, traced: a.traced.another(),
+			reserved: a.reserved.part(1), losses: a.losses, since: now,
+			traced: a.traced.another(),
 		}
 		j.charged = estimate(lock.Entries[:j.perRun()], use)
 		expected += j.charged

@@ -60,11 +60,11 @@ func (l *line) popOf(of *lane) *job {
 	return j
 }
 
-// cut takes the jobs behind the first ones, of which so many stay, out of the line, if the next one was claimed before
-// some time.
+// cut takes the jobs behind the first ones, of which so many stay, out of the line, if the next one has been here
+// since before some time.
 func (l *line) cut(stay int, before time.Time) []*job {
 	from := l.head + stay
-	if from >= len(l.jobs) || !l.jobs[from].lock.ClaimedAt.Before(before) {
+	if from >= len(l.jobs) || !l.jobs[from].since.Before(before) {
 		return nil
 	}
 	jobs := slices.Clone(l.jobs[from:])
@@ -177,8 +177,8 @@ func (w *waiting) urgentWaits() bool {
 	return w.urgent.len() > 0 && (w.sparing || w.alone) && w.running == w.threads
 }
 
-// late takes the jobs that were claimed before some time out of the line, with those behind them. As many as there are
-// threads stay, urgent ones before others.
+// late takes the jobs that have been here since before some time out of the line, with those behind them. As many as
+// there are threads stay, urgent ones before others.
 func (w *waiting) late(before time.Time) []*job {
 	w.mu.Lock()
 	defer w.mu.Unlock()
