@@ -204,6 +204,7 @@ func deadline(left pgtype.Float8) time.Time {
 
 // readGroups fills in the entries of locked groups.
 func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
+	start := time.Now()
 	byToken := make(map[Token]*Lock, len(groups))
 	keys, tokens := make([]string, len(groups)), make([]Token, len(groups))
 	for i, g := range groups {
@@ -219,7 +220,9 @@ func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
 		l.counted = int(counted)
 		ended[l.Token] = ended[l.Token] || heavier
 		if row.id.Valid && !ended[l.Token] {
-			l.Entries = append(l.Entries, row.entry())
+			e := row.entry()
+			e.Waited -= start.Sub(l.ClaimedAt) // it had waited for so long when this statement began
+			l.Entries = append(l.Entries, e)
 		}
 		return nil
 	})

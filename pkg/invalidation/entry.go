@@ -33,7 +33,9 @@ type Entry struct {
 	Cost     float64
 	Trace    string
 	Callback json.RawMessage
-	Waited   time.Duration // since it was accepted, by the database's clock at the claim
+	// Waited is how long it had been accepted at Lock.ClaimedAt, by the database's clock; below 0 for an entry of a
+	// group that came after that.
+	Waited time.Duration
 	// StartBy and FinishBy are start_by and finish_by on this process's monotonic clock; zero: none. They are never
 	// earlier than by the database's clock, and later by as long as the answer to the claim was on its way.
 	StartBy, FinishBy time.Time

@@ -15,7 +15,7 @@ import (
 const reclaimSQL = `
 SELECT l.token, l.pos AS position, e.id AS entry_id, l.lock_key, e.attempt, e.crashes, e.may_have_run,
        coalesce(e.cost, 0) AS cost, e.name, e.trace,
-       e.callback, e.payload, date_part('epoch', clock_timestamp() - e.created_at) AS waited,
+       e.callback, e.payload, date_part('epoch', statement_timestamp() - e.created_at) AS waited,
        date_part('epoch', e.start_by - clock_timestamp()) AS start_in,
        date_part('epoch', e.finish_by - clock_timestamp()) AS finish_in,
        e.row AS entry_tid, l.flow, l.row AS lock_tid, l.priority
