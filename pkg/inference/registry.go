@@ -223,7 +223,6 @@ SELECT m.name, m.config, m.override, coalesce(i.id, 0), coalesce(i.server, ''), 
  ORDER BY i.id`
 
 func (r *Registry) read(ctx context.Context, old *catalog) (*catalog, error) {
-	now := time.Now()
 	fresh := newCatalog()
 	var (
 		name             string
@@ -250,7 +249,8 @@ func (r *Registry) read(ctx context.Context, old *catalog) (*catalog, error) {
 		e := row
 		e.Model, e.Labels = model, readLabels(labels)
 		if quarantine > 0 {
-			e.quarantined = now.Add(time.Duration(quarantine * float64(time.Second)))
+			// From now on: the statement may have waited for long before it was evaluated.
+			e.quarantined = time.Now().Add(time.Duration(quarantine * float64(time.Second)))
 		}
 		e.key = string(config) + "\x00" + string(override) + "\x00" + e.Address + fmt.Sprint("\x00", e.Slots)
 		r.connect(&e, old.instances[e.ID], fresh)

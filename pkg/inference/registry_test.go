@@ -4,6 +4,7 @@ import (
 	"regexp"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -46,5 +47,30 @@ func TestBusyAndReadyAgainIsNoChangeOfInstance(t *testing.T) {
 			t.Errorf("state %s: changed is %v, want %v", c.state, changed, c.changes)
 		}
 		before = after
+	}
+}
+
+// A slow database must not end a quarantine early: calls would be sent to an instance that fails them.
+func TestAQuarantineIsNoShorterWhereItsReadingWaited(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	id := b.instance("a", nowhere, 1)
+	_, err := b.pool.Exec(b.ctx, `SELECT penstock.quarantine_instance($1, '1 hour', 'it fails')`, id)
+	b.must(err)
+	gate, err := b.pool.Begin(b.ctx)
+	b.must(err)
+	_, err = gate.Exec(b.ctx, `LOCK TABLE penstock.model`)
+	b.must(err)
+	r := NewRegistry(b.pool, worker.Config{}, 0, quiet)
+	read := make(chan error, 1)
+	go func() { read <- r.Refresh(b.ctx) }()
+	b.await(1, `SELECT count(*) FROM pg_stat_activity
+	             WHERE $1::int = ANY (pg_blocking_pids(pid)) AND query_start < clock_timestamp() - interval '50 ms'`,
+		gate.Conn().PgConn().PID())
+	b.must(gate.Commit(b.ctx))
+	b.must(<-read)
+	var until time.Time
+	b.must(b.pool.QueryRow(b.ctx, `SELECT quarantined_until FROM penstock.instance WHERE id = $1`, id).Scan(&until))
+	if r.Endpoint(id).Usable(until.Add(-10 * time.Millisecond)) {
+		t.Error("the instance takes calls before its quarantine ends")
 	}
 }
