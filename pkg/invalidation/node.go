@@ -60,12 +60,17 @@ type Node struct {
 	Queues      []int32
 }
 
+// registerSQL begins the lease of a node. It is sent again where its answer was lost, and the node counts its lease
+// from the last time: until the first heartbeat it begins anew.
 const registerSQL = `
-INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids)
+INSERT INTO penstock.node AS n (id, name, application, lease, threads, queue_ids)
 VALUES ($1, $2, $3, $4, $5, coalesce($6::int[], '{}'))
-ON CONFLICT (id) DO UPDATE SET queue_ids = excluded.queue_ids, threads = excluded.threads`
+ON CONFLICT (id) DO UPDATE
+   SET queue_ids = excluded.queue_ids, threads = excluded.threads,
+       beat_at = CASE WHEN n.beat = 0 THEN excluded.beat_at ELSE n.beat_at END`
 
-// Register makes the node known, or changes which queues it serves.
+// Register makes the node known, or changes which queues it serves. Before its first heartbeat it begins the node's
+// lease, each time.
 func Register(ctx context.Context, db postgres.DB, n Node) error {
 	_, err := db.Exec(ctx, registerSQL, n.ID, n.Name, n.Application, n.Lease, n.Threads, n.Queues)
 	return err

@@ -3,6 +3,7 @@ package invalidation
 import (
 	"fmt"
 	"testing"
+	"time"
 )
 
 // A statement over the parent of the tables of entries locks each of them with its indexes. Heartbeats of many nodes would fill
@@ -50,4 +51,20 @@ func TestALookUpByIDLocksOneIndexOfEachQueue(t *testing.T) {
 		t.Errorf("a look-up holds %d locks with %d queues, and the first of its session %d", again, queues+1, first)
 	}
 	t.Logf("%d queues: %d locks for the first look-up of a session, %d for another", queues+1, first, again)
+}
+
+// A node whose registration was not answered registers again, and takes its lease to begin then: it would run entries
+// when the lease is over. Once it is heard, heartbeats alone renew the lease: they list its locks.
+func TestARegistrationThatIsRepeatedBeginsTheLeaseAnew(t *testing.T) {
+	b := newBed(t, Config{})
+	node := Node{ID: here, Name: "here", Application: "default", Lease: time.Hour, Queues: []int32{b.q.ID}}
+	silent := func() int {
+		b.exec(b.pool, `UPDATE penstock.node SET beat_at = beat_at - interval '1 minute' WHERE id = $1`, here)
+		b.must(Register(b.ctx, b.pool, node))
+		return b.count(`SELECT count(*) FROM penstock.node WHERE id = $1 AND beat_at < started_at`, here)
+	}
+	b.want(silent(), 0)
+	_, err := Renew(b.ctx, b.pool, here, Beat{})
+	b.must(err)
+	b.want(silent(), 1)
 }
