@@ -62,3 +62,31 @@ func TestUseOfALimitWaitsForClaimsOfAQueueThatIsYounger(t *testing.T) {
 	}
 	exec(t, c, `COMMIT`)
 }
+
+// While another transaction has the row of an instance, its announcements wait. The instance announced itself all the while.
+func TestATimeToLiveCountsFromWhenTheAnnouncementHasItsLocks(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	c, other := connect(t, dsn), connect(t, dsn)
+	const announce = `SELECT penstock.announce_instance('m', 'gpu-1', 'http://127.0.0.1:1', 1, ttl => '1 hour')`
+	exec(t, c, `SELECT penstock.register_model('m', '{"protocol": "openai"}')`)
+	exec(t, c, announce)
+	exec(t, other, `BEGIN; SELECT FROM penstock.instance FOR UPDATE`)
+	announced := make(chan error, 1)
+	go func() { announced <- execAfter(dsn, announce) }()
+	for !query[bool](t, c, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid)))`,
+		other.PgConn().PID()) {
+		select {
+		case err := <-announced:
+			t.Fatalf("the announcement did not wait: %v", err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	waits := query[time.Time](t, c, `SELECT clock_timestamp()`)
+	exec(t, other, `COMMIT`)
+	if err := <-announced; err != nil {
+		t.Fatal(err)
+	}
+	if !query[bool](t, c, `SELECT expires_at >= $1::timestamptz + interval '1 hour' FROM penstock.instance`, waits) {
+		t.Error("the time to live began before the announcement had the row")
+	}
+}

@@ -76,9 +76,10 @@ $$;
 -- that was announced earlier belongs to it from when it takes calls, so that its age is no cold start.
 -- A null ttl is none: the autoscaler registers an instance that its backend reported. Where the endpoint was registered
 -- or announced and belongs to no deployment, this is that instance: it gets the deployment and the name, and keeps its
--- labels and its calls, so that no endpoint has two rows. began is when the start of the instance began, null where it
--- was not followed from then on. It returns what the instance is to do: serve, drain (its calls end, and it gets no new
--- ones), or stop (it drains and no slot is held).
+-- labels and its calls, so that no endpoint has two rows. The time to live counts from when the announcement has its
+-- locks: an instance that could not renew it meanwhile would take no calls. began is when the start of the instance
+-- began, null where it was not followed from then on. It returns what the instance is to do: serve, drain (its calls
+-- end, and it gets no new ones), or stop (it drains and no slot is held).
 -- A new instance is told to nodes by NOTIFY: one of them probes it until it is ready. The audit has a line
 -- for it, and one wherever its endpoint, slots, labels or name become others.
 -- Locks: the row of the instance, the row of inference_version. For a new instance those of lock_all_limits before
@@ -96,7 +97,6 @@ DECLARE
     before_ penstock.instance;
     found_  penstock.instance;
     adopted boolean;
-    expires timestamptz := clock_timestamp() + announce_instance.ttl;
 BEGIN
     PERFORM penstock.need_model(model);
     PERFORM penstock.check_endpoint(endpoint, server);
@@ -128,7 +128,7 @@ BEGIN
            SET server = announce_instance.server, endpoint = announce_instance.endpoint,
                slots = announce_instance.slots,
                labels = CASE WHEN adopted THEN i.labels ELSE '{}' END || coalesce(announce_instance.labels, '{}'),
-               expires_at = expires, time_to_live = ttl,
+               expires_at = clock_timestamp() + ttl, time_to_live = ttl,
                draining_at = CASE WHEN i.drain_by = 'expired' THEN NULL ELSE i.draining_at END,
                drain_reason = CASE WHEN i.drain_by = 'expired' THEN NULL ELSE i.drain_reason END,
                drain_by = nullif(i.drain_by, 'expired'),
@@ -170,7 +170,8 @@ BEGIN
                      ELSE coalesce(announce_instance.deployment,
                                    penstock.announced_deployment(announce_instance.model, NULL)) END,
                 announce_instance.template_hash,
-                expires, ttl, least(coalesce(began, clock_timestamp()), clock_timestamp()),
+                clock_timestamp() + ttl, ttl,
+                least(coalesce(began, clock_timestamp()), clock_timestamp()),
                 CASE WHEN ttl IS NULL AND began IS NULL THEN NULL
                      ELSE least(coalesce(began, clock_timestamp()), clock_timestamp()) END)
         ON CONFLICT ON CONSTRAINT instance_model_server_key DO NOTHING
