@@ -105,7 +105,8 @@ func (b *gpuTimeBudgets) spent(ctx context.Context, db *operator.Database, c cal
 	if err != nil {
 		return s, fmt.Errorf("check the budget of token %q: %w", c.Name, err)
 	}
-	s = spending{at: now, ms: ms, ends: now.Add(endsIn)}
+	// From now on: the statement may have waited before it read the clock.
+	s = spending{at: now, ms: ms, ends: time.Now().Add(endsIn)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.of == nil || len(b.of) >= bucketsMax {

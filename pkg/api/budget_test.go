@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // token makes a token and returns its secret.
@@ -184,5 +186,49 @@ SELECT penstock.count(queue_id, 'removed', count(*)) FROM gone GROUP BY queue_id
 	drain(5)
 	if status, answer := w.send("POST", path, entries(50)); status != http.StatusCreated {
 		t.Errorf("at the time: %d %v", status, answer)
+	}
+}
+
+// The sums over a day of usage take their time, and may wait: a client that is told to come back before the period ends
+// is refused again.
+func TestAPeriodEndsNoEarlierWhereItsReadingWaited(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	var ends time.Time
+	const endsSQL = `SELECT date_trunc('day', clock_timestamp(), 'UTC') + interval '1 day'`
+	if err := w.pool.QueryRow(ctx, endsSQL).Scan(&ends); err != nil {
+		t.Fatal(err)
+	}
+	gate, err := w.pool.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := gate.Exec(ctx, `LOCK TABLE penstock.usage_hour`); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan spending, 1)
+	go func() {
+		var b gpuTimeBudgets
+		token := operator.APIToken{Name: "acme", GPUPeriod: new("day")}
+		s, err := b.spent(ctx, operator.New(w.pool), caller{APIToken: token})
+		if err != nil {
+			t.Error(err)
+		}
+		read <- s
+	}()
+	const waits = `
+SELECT EXISTS (SELECT FROM pg_stat_activity
+                WHERE $1::int = ANY (pg_blocking_pids(pid)) AND query_start < clock_timestamp() - interval '50 ms')`
+	for blocked, late := false, time.Now().Add(time.Minute); !blocked; time.Sleep(time.Millisecond) {
+		err := w.pool.QueryRow(ctx, waits, gate.Conn().PgConn().PID()).Scan(&blocked)
+		if err != nil || time.Now().After(late) {
+			t.Fatalf("the reading does not wait (%v)", err)
+		}
+	}
+	if err := gate.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if s := <-read; s.ends.Before(ends.Add(-10 * time.Millisecond)) {
+		t.Errorf("the period ends %v early", ends.Sub(s.ends))
 	}
 }
