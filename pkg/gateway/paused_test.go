@@ -2,7 +2,13 @@ package gateway
 
 import (
 	"net/http"
+	"reflect"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
@@ -60,4 +66,56 @@ func TestPausesHoldRequestsThatWait(t *testing.T) {
 			workertest.WaitFor(t, func() bool { s := p.state(); return s.InFlight == 0 && s.Idle == 1 })
 		})
 	}
+}
+
+// lateRow is an answer of one row, which comes late.
+type lateRow struct {
+	pgx.Rows
+	values []any
+	read   bool
+}
+
+func (r *lateRow) Next() bool {
+	if r.read {
+		return false
+	}
+	r.read = true
+	time.Sleep(10 * time.Second)
+	return true
+}
+
+func (r *lateRow) Scan(to ...any) error {
+	for i, value := range r.values {
+		if value != nil {
+			reflect.ValueOf(to[i]).Elem().Set(reflect.ValueOf(value))
+		}
+	}
+	return nil
+}
+
+func (*lateRow) Close()                        {}
+func (*lateRow) Err() error                    { return nil }
+func (*lateRow) CommandTag() pgconn.CommandTag { return pgconn.CommandTag{} }
+
+// The answers to the readings of settings begin before their rows are evaluated: of a long list the last ones come late.
+func TestPausesAndTokensEndNoEarlierWhereTheirRowsComeLate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		left, ends := new(60.0), time.Now().Add(70*time.Second) // the rows come after 10 s
+		var s Settings
+		token := make([]any, 14)
+		token[13] = left
+		if err := s.readTokens(&lateRow{values: token}); err != nil || !s.Tokens[0].ExpiresAt.Equal(ends) {
+			t.Errorf("the token ends %v after the database says so (%v)", s.Tokens[0].ExpiresAt.Sub(ends), err)
+		}
+		ends = time.Now().Add(70 * time.Second)
+		err := eachPause(&lateRow{values: []any{"m", "maintenance", left}}, func(_ string, p PauseState) {
+			if !p.Until.Equal(ends) {
+				t.Errorf("the pause ends %v after the database says so", p.Until.Sub(ends))
+			}
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -194,7 +194,6 @@ func (s *Settings) readFlows(rows pgx.Rows) error {
 
 // readTokens reads the tokens, and in how many seconds they end.
 func (s *Settings) readTokens(rows pgx.Rows) error {
-	now := time.Now()
 	var t TokenState
 	var hash []byte
 	var criticality string
@@ -207,7 +206,7 @@ func (s *Settings) readTokens(rows pgx.Rows) error {
 			fresh := t
 			copy(fresh.Hash[:], hash)
 			fresh.Criticality, _ = ReadCriticality(criticality) // the table takes no other words
-			fresh.ExpiresAt = endsIn(now, left)
+			fresh.ExpiresAt = endsIn(left)
 			s.Tokens = append(s.Tokens, fresh)
 			t.Flows, t.Models, t.PriorityMax = nil, nil, nil
 			return nil
@@ -229,24 +228,24 @@ func (s *Settings) readPausedFlows(rows pgx.Rows) error {
 
 // eachPause reads names, the reasons of their pauses, and in how many seconds these end.
 func eachPause(rows pgx.Rows, found func(name string, p PauseState)) error {
-	now := time.Now()
 	var name string
 	var p PauseState
 	var left *float64
 	_, err := pgx.ForEachRow(rows, []any{&name, &p.Reason, &left}, func() error {
-		p.Until = endsIn(now, left)
+		p.Until = endsIn(left)
 		found(name, p)
 		return nil
 	})
 	return err
 }
 
-// endsIn is the time so many seconds from now, on the monotonic clock of this process; none for nil.
-func endsIn(now time.Time, left *float64) time.Time {
+// endsIn is the time so many seconds from now, on the monotonic clock of this process; none for nil. It is called for
+// each row when that has come: those behind it may be evaluated much later.
+func endsIn(left *float64) time.Time {
 	if left == nil {
 		return time.Time{}
 	}
-	return now.Add(time.Duration(min(*left, endKnown.Seconds()) * float64(time.Second)))
+	return time.Now().Add(time.Duration(min(*left, endKnown.Seconds()) * float64(time.Second)))
 }
 
 // endKnown is how far off the end of a pause or of a token is taken to be at most.
