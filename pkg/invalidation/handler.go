@@ -16,6 +16,9 @@ type Run struct {
 	Entry Entry
 	Lock  *Lock
 	Node  NodeID
+	// Began is when the run began, on this process's monotonic clock; zero where it is one of several entries that run
+	// together.
+	Began time.Time
 	// Lasting is for what goes on after a cancel, so that no other entry of the lock key starts beside it. It ends when
 	// nothing of the run may go on: with ErrDraining or ErrLeaseLost, and once Handle has returned. Without a lock key
 	// it ends with the cancel. nil: with none of them.

@@ -197,8 +197,9 @@ func TestARunThatFinishedInItsTransactionIsSettledOnce(t *testing.T) {
 	b := newBed(t, Config{})
 	b.push("", "K", "K")
 	for _, l := range b.claim(9) {
+		l.ClaimedAt = l.ClaimedAt.Add(-time.Hour) // the claim waited for another session, or the lock for a thread
 		for i, e := range l.Entries {
-			run := &Run{Queue: b.q, Entry: e, Lock: l, Node: here}
+			run := &Run{Queue: b.q, Entry: e, Lock: l, Node: here, Began: time.Now().Add(-time.Second)}
 			tx := b.begin()
 			if err := run.FinishTx(b.ctx, tx, []byte(`{"in": "tx"}`)); err != nil {
 				t.Fatal(err)
@@ -211,6 +212,9 @@ func TestARunThatFinishedInItsTransactionIsSettledOnce(t *testing.T) {
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.result WHERE result = '{"in": "tx"}'`); n != 3 {
 		t.Errorf("%d results of the transactions, want 3", n)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.result WHERE run_ms BETWEEN 1000 AND 3500000`); n != 3 {
+		t.Errorf("%d results have the time since the run began, want 3", n)
 	}
 	if n := b.count(`SELECT (SELECT count(*) FROM penstock.lock) + (SELECT count(*) FROM penstock.entry)`); n != 0 {
 		t.Errorf("%d locks and entries are left", n)

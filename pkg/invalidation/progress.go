@@ -119,8 +119,8 @@ func (r *Run) FinishTx(ctx context.Context, tx pgx.Tx, result json.RawMessage) e
 
 func (r *Run) finishTx(ctx context.Context, tx pgx.Tx, result json.RawMessage) error {
 	var ran time.Duration
-	if r.Lock.Solo() {
-		ran = time.Since(r.Lock.ClaimedAt)
+	if !r.Began.IsZero() {
+		ran = time.Since(r.Began)
 	}
 	// Not the last ending of the lock: the node that called the handler gives the lock back when Handle returns.
 	err := r.Queue.FinishTx(ctx, tx, r.Node, Done(r.Lock, r.Entry.ID, result, ran))

@@ -218,6 +218,26 @@ func TestACancelEndsABatchOfOne(t *testing.T) {
 	})
 }
 
+// FinishTx records how long a run took: what its lock waited for a thread is none of it.
+func TestARunBeginsWhenItsHandlerIsCalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := New(Config{}, nil, nil)
+		n.runs = t.Context()
+		job := assigned(1)
+		var began time.Time
+		job.handler = invalidation.HandlerFunc(func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+			began = r.Began
+			return nil, nil
+		})
+		n.jobs.add(job)
+		time.Sleep(time.Minute)
+		n.process(job)
+		if !began.Equal(time.Now()) {
+			t.Errorf("the run began at %v, %v before its handler was called", began, time.Since(began))
+		}
+	})
+}
+
 // What may take longer goes on where another entry of the run is late, as it does where another one is cancelled.
 func TestARunOfSeveralEndsAtTheLatestOfTheirDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

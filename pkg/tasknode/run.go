@@ -165,6 +165,9 @@ func (n *Node) runBegun(
 ) []invalidation.Ending {
 	whole := len(endings)+len(runs) == len(j.lock.Entries)
 	start := time.Now()
+	if len(runs) == 1 {
+		runs[0].Began = start
+	}
 	ctx, span := n.startRun(ctx, j, runs)
 	judge := func(answers []invalidation.BatchAnswer) []invalidation.Ending {
 		ran, err := time.Since(start), firstError(answers)

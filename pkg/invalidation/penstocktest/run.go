@@ -107,8 +107,8 @@ func (r *runner) run(l *invalidation.Lock, alone bool) []Ran {
 			r.settle(last(invalidation.Release(l, e.ID, 0)))
 			return ran
 		}
-		run := &invalidation.Run{Queue: r.q, Entry: e, Lock: l, Node: r.node}
 		start := time.Now()
+		run := &invalidation.Run{Queue: r.q, Entry: e, Lock: l, Node: r.node, Began: start}
 		result, err := r.handle(run)
 		ending := invalidation.Judge(run, result, err, time.Since(start), 0)
 		ending.Last = i == len(l.Entries)-1 || r.q.EndsLock(&ending)
