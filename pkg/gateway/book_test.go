@@ -172,3 +172,23 @@ func TestAFoldLeavesWhatComesDuringItToTheNext(t *testing.T) {
 		t.Errorf("%d statements in one fold of one row, want 1", db.calls)
 	}
 }
+
+// Calls of less than a millisecond, as those for an embedding, come to their time, however often it is folded.
+func TestTimesBelowAMillisecondAddUp(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	b, queue := x.book()
+	const half = 500 * time.Microsecond
+	for range 8 {
+		b.Charge(Charge{Model: "m", Queue: queue, Flow: "f", Took: half, GPU: 3 * half, Wasted: true})
+		if err := b.Fold(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A call that ends as an hour begins leaves a part of a millisecond to the one before.
+	if n := x.count(`SELECT count(*) FROM (SELECT sum(calls) AS calls, sum(gpu_ms) AS gpu, sum(extra_ms) AS extra,
+		sum(wasted_ms) AS wasted FROM penstock.usage_hour) u
+		WHERE calls = 8 AND gpu BETWEEN 11 AND 12 AND extra BETWEEN 7 AND 8 AND wasted BETWEEN 11 AND 12`); n != 1 {
+		t.Errorf("8 calls of 1.5 ms are %d ms, want 12", x.count(`SELECT sum(gpu_ms)::int FROM penstock.usage_hour`))
+	}
+}

@@ -256,3 +256,20 @@ func (b *bed) used(least time.Duration, kept bool) {
 		b.Errorf("%d calls of %v are counted, with %v, want one of %v or little more, with %v", calls, took, got, least, want)
 	}
 }
+
+// Calls of less than a millisecond, as those of an entry in a batch, come to their time, however often it is folded.
+func TestTimesBelowAMillisecondAddUp(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	b.hourLasts()
+	u := newUsageLog(b.pool, patient(), nodeOne, quiet)
+	key := usageKey{hour: u.clock.Now().UTC().Truncate(time.Hour), queue: b.queue.ID, model: b.model.Name}
+	const half = 500 * time.Microsecond
+	for range 8 {
+		u.add(key, Used{Calls: 1, GPU: 3 * half, Extra: half, Wasted: half, Run: half})
+		b.must(u.Fold(b.ctx))
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.usage_hour
+		WHERE (calls, gpu_ms, extra_ms, wasted_ms, run_ms) = (8, 12, 4, 4, 4)`); n != 1 {
+		t.Errorf("8 calls of 1.5 ms are %d ms, want 12", b.count(`SELECT gpu_ms::int FROM penstock.usage_hour`))
+	}
+}
