@@ -1,6 +1,7 @@
 package migrations_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -41,6 +42,23 @@ func TestSamplesOfATimeToComeHideNoOthers(t *testing.T) {
 		t.Errorf("%d minutes that have passed were written, want 1", n)
 	}
 	exec(t, c, `COMMIT`)
+}
+
+// A budget of a day of UTC ends with it, also in a session whose clocks change in the course of that day.
+func TestTheBudgetOfADayEndsAtMidnightOfUTC(t *testing.T) {
+	c := connect(t, pgtest.DSN(t))
+	today := time.Now().UTC().YearDay() - 1
+	for _, zone := range []string{
+		fmt.Sprintf("AAA0BBB-1,%d/1,%d/1", today, (today+100)%365), // from 1:00 on it is an hour later
+		fmt.Sprintf("AAA0BBB-1,%d/1,%d/1", (today+100)%365, today),
+	} {
+		exec(t, c, fmt.Sprintf(`SET TimeZone = '%s'`, zone))
+		ends := query[time.Time](t, c, `
+SELECT clock_timestamp() + s.ends_in * interval '1 second' FROM penstock.gpu_spent('{acme}', 'day') s`)
+		if midnight := ends.UTC().Round(24 * time.Hour); ends.Sub(midnight).Abs() > time.Minute {
+			t.Errorf("%s: the day ends at %s", zone, ends.UTC())
+		}
+	}
 }
 
 // Claims of a queue that another transaction has made since this one began do not know of the limit.
