@@ -337,8 +337,8 @@ LANGUAGE sql AS $$
 $$;
 
 -- fold_online_gpu adds what online calls took to penstock.usage_hour, and, where shared is true, the
--- GPU-seconds to the use of the flow by which durable entries are ordered: at the queue's usual
--- priority, and at every other one at which the flow has used something. gpu_ms is the time of slots, times GPUs and
+-- GPU-seconds to the use of the flow by which durable entries are ordered: in a row of priority -1, which task nodes
+-- add to the use of the flow at each priority (pkg/fairness). gpu_ms is the time of slots, times GPUs and
 -- sequences, and extra_ms its part beyond that time; wasted_ms is a part of gpu_ms. refused counts, by model, the
 -- requests that were refused for want of room when they arrived. A gateway numbers its folds: one that has been applied
 -- changes nothing. Use of a queue that was dropped before the fold is not counted. It returns whether the fold was
@@ -393,16 +393,12 @@ BEGIN
      GROUP BY k.model ORDER BY k.model COLLATE "C"
     ON CONFLICT (model) DO UPDATE SET calls = o.calls + excluded.calls, refused = o.refused + excluded.refused;
     INSERT INTO penstock.usage AS u (queue_id, priority, whole, flow, service, lift, at)
-    SELECT x.id, x.priority, false, x.flow, x.service, 0, clock_timestamp()
-      FROM (SELECT q.id, p.priority, k.flow, sum(k.gpu_ms) / 1000.0 AS service
-              FROM unnest(queues, flows, gpu_ms, shared) k(queue, flow, gpu_ms, shared)
-              JOIN penstock.queue q ON q.name = k.queue
-             CROSS JOIN LATERAL (SELECT q.entry_priority AS priority
-                                  UNION SELECT o.priority FROM penstock.usage o
-                                         WHERE o.queue_id = q.id AND NOT o.whole AND o.flow = k.flow) p
-             WHERE k.shared
-             GROUP BY q.id, p.priority, k.flow) x
-     ORDER BY x.id, x.priority, x.flow COLLATE "C"
+    SELECT q.id, -1, false, k.flow, sum(k.gpu_ms) / 1000.0, 0, clock_timestamp()
+      FROM unnest(queues, flows, gpu_ms, shared) k(queue, flow, gpu_ms, shared)
+      JOIN penstock.queue q ON q.name = k.queue
+     WHERE k.shared
+     GROUP BY q.id, k.flow
+     ORDER BY q.id, k.flow COLLATE "C"
     ON CONFLICT (queue_id, priority, whole, flow) DO UPDATE
        SET service = greatest(0, penstock.usage_left(u.service, u.at) + excluded.service),
            lift = penstock.usage_left(u.lift, u.at), at = clock_timestamp();

@@ -113,10 +113,12 @@ ON CONFLICT (queue_id, priority, whole, flow) DO UPDATE
        lift = greatest(penstock.usage_left(u.lift, u.at, $7::float8), excluded.lift),
        at = clock_timestamp()`
 
-// usageSQL is the usage in the queues of application $1 by now.
+// usageSQL is the usage in the queues of application $1 by now. That of online calls, which has the priority -1, is of
+// the queue's usual priority here.
 const usageSQL = `
-SELECT u.queue_id, u.priority, u.whole, u.flow,
-       greatest(0, penstock.usage_left(u.service, u.at, $2::float8)), penstock.usage_left(u.lift, u.at, $2::float8)
+SELECT u.queue_id, CASE WHEN u.priority < 0 THEN q.entry_priority ELSE u.priority END, u.whole, u.flow,
+       greatest(0, penstock.usage_left(u.service, u.at, $2::float8)), penstock.usage_left(u.lift, u.at, $2::float8),
+       u.priority < 0
   FROM penstock.queue q
  CROSS JOIN LATERAL (SELECT * FROM penstock.usage WHERE queue_id = q.id OFFSET 0) u
  WHERE q.application = $1 OR q.kind = 'webhook'`
@@ -141,17 +143,52 @@ func (x *exchange) swap(
 	b := &pgx.Batch{}
 	b.Queue(hastilySQL)
 	b.Queue(foldSQL, append(columns(report), x.HalfLife.Seconds())...)
-	b.Queue(usageSQL, x.Application, x.HalfLife.Seconds()).Query(func(rows pgx.Rows) (err error) {
-		snapshot, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (u AttainedService, err error) {
-			return u, row.Scan(&u.Queue, &u.Priority, &u.Whole, &u.Flow, &u.Service, &u.Lift)
-		})
+	var online []AttainedService
+	b.Queue(usageSQL, x.Application, x.HalfLife.Seconds()).Query(func(rows pgx.Rows) error {
+		var u AttainedService
+		var ofCalls bool
+		_, err := pgx.ForEachRow(rows,
+			[]any{&u.Queue, &u.Priority, &u.Whole, &u.Flow, &u.Service, &u.Lift, &ofCalls}, func() error {
+				if ofCalls {
+					online = append(online, u)
+				} else {
+					snapshot = append(snapshot, u)
+				}
+				return nil
+			})
 		return err
 	})
 	b.Queue(peersSQL, x.Application).QueryRow(func(row pgx.Row) error { return row.Scan(&nodes) })
 	if err := x.db.SendBatch(ctx, b).Close(); err != nil {
 		return nil, 0, fmt.Errorf("swap usage of %d flows: %w", len(report), err)
 	}
-	return snapshot, nodes, nil
+	return withOnline(snapshot, online), nodes, nil
+}
+
+// withOnline adds the use of online calls to that of their flow at each priority of the snapshot, and at the usual one
+// of the queue, which it has. Calls have no priority: a flow that used its share by them comes later with all its
+// entries.
+func withOnline(snapshot, online []AttainedService) []AttainedService {
+	type flowOf struct {
+		queue int32
+		flow  string
+	}
+	calls, missing := make(map[flowOf]float64, len(online)), make(map[Key]bool, len(online))
+	for _, u := range online {
+		calls[flowOf{u.Queue, u.Flow}], missing[u.Key] = u.Service, true
+	}
+	for i := range snapshot {
+		if u := &snapshot[i]; !u.Whole {
+			u.Service += calls[flowOf{u.Queue, u.Flow}]
+			delete(missing, u.Key)
+		}
+	}
+	for _, u := range online {
+		if missing[u.Key] {
+			snapshot = append(snapshot, u)
+		}
+	}
+	return snapshot
 }
 
 // columns turns a report into the arguments of foldSQL.

@@ -295,3 +295,49 @@ func TestExchangesOfManyNodesAreFurtherApart(t *testing.T) {
 		}
 	}
 }
+
+// What a flow's online calls have used counts once in what is shown of it, and in the order of its entries at each
+// priority.
+func TestUseOfOnlineCallsCountsOnceAtEachPriority(t *testing.T) {
+	pool, q := open(t)
+	x := NewRanker(RankerConfig{}, pool).share
+	report := []AttainedService{
+		{Key: Key{Queue: q.ID, Priority: 3, Flow: "both"}, Service: 10},
+		{Key: Key{Queue: q.ID, Priority: 5, Flow: "both"}, Service: 20},
+		{Key: Key{Queue: q.ID, Priority: 3, Flow: "entries"}, Service: 40},
+		{Key: Key{Queue: q.ID, Priority: 3, Whole: true}, Service: 50},
+	}
+	if _, _, err := x.swap(t.Context(), report); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `
+SELECT penstock.fold_online_gpu(1, 1, array_fill(date_trunc('hour', now(), 'UTC'), '{2}'), '{work,work}', '{m,m}',
+       '{both,calls}', '{1,1}', '{100000,200000}', '{0,0}', '{0,0}', '{0,0}', '{0,0}', '{true,true}', '{}', '{}')`); err != nil {
+		t.Fatal(err)
+	}
+	snapshot, _, err := x.swap(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, u := range snapshot {
+		got[fmt.Sprint(u.Priority, u.Flow)] = u.Service
+	}
+	want := map[string]float64{"3both": 110, "5both": 120, "1both": 100, "3entries": 40, "1calls": 200, "3": 50}
+	for key, service := range want {
+		if math.Abs(got[key]/service-1) > 0.5 { // minutes may have passed
+			t.Errorf("use %q is %v, want %v", key, got[key], service)
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("use of %v, want that of %v", got, want)
+	}
+	var shown float64
+	if err := pool.QueryRow(t.Context(), `SELECT slots / sum(slots) OVER () FROM penstock.usage_status
+		ORDER BY flow = 'both' DESC LIMIT 1`).Scan(&shown); err != nil {
+		t.Fatal(err)
+	}
+	if share := 130.0 / 370; math.Abs(shown/share-1) > 0.1 {
+		t.Errorf("the share of the flow is shown as %v, want %v", shown, share)
+	}
+}
