@@ -265,10 +265,8 @@ func (d *dispatch) use(o worker.Outcome, members int) {
 		return
 	}
 	took := d.took()
-	slot := took / time.Duration(max(members, 1))
-	used := Used{Calls: 1, GPU: slot * time.Duration(d.held.endpoint.GPUs()), Tokens: o.Tokens}
-	used.GPU *= time.Duration(d.model.Choices(d.call))
-	used.Extra = used.GPU - slot
+	used := d.usedBy(took/time.Duration(max(members, 1)), d.held.endpoint)
+	used.Calls, used.Tokens = 1, o.Tokens
 	if o.Kind == worker.Done {
 		used.Runs, used.Run = 1, took
 	} else {
@@ -276,10 +274,29 @@ func (d *dispatch) use(o worker.Outcome, members int) {
 	}
 	d.used.add(used)
 	d.run.Charge(d.used.GPU)
-	d.usage.add(usageKey{
+	d.usage.add(d.usageKey(), used)
+}
+
+// useAfterLeave counts the part of an entry in the rest of a call for several, once that is over: the others pay for
+// their parts alone.
+func (d *dispatch) useAfterLeave(rest time.Duration, call *sharedCall) {
+	used := d.usedBy(rest/time.Duration(call.members), call.held.endpoint)
+	used.Wasted = used.GPU
+	d.usage.add(d.usageKey(), used)
+}
+
+// usedBy is the use of the GPUs of an instance by a call that keeps a slot for so long.
+func (d *dispatch) usedBy(slot time.Duration, endpoint *Endpoint) Used {
+	gpu := slot * time.Duration(endpoint.GPUs()) * time.Duration(d.model.Choices(d.call))
+	return Used{GPU: gpu, Extra: gpu - slot}
+}
+
+// usageKey is the row to which what ends now is counted.
+func (d *dispatch) usageKey() usageKey {
+	return usageKey{
 		hour: d.usage.clock.Now().UTC().Truncate(time.Hour), queue: d.run.Queue.ID, model: d.model.Name,
 		flow: d.run.Lock.Lane.Flow,
-	}, used)
+	}
 }
 
 // took is for how long the call has kept its slot, or, where it is of an earlier lock, since that one began it.

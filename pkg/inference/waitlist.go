@@ -35,6 +35,7 @@ type waiter struct {
 	since   time.Time   // it waits
 	granted chan grant  // takes one
 	shared  *sharedCall // nil while it waits
+	left    time.Time   // it left a call that went on for others; zero: it did not
 }
 
 // sharedCall is a call for several entries. Its fields are guarded by the waitlist.
@@ -184,6 +185,9 @@ func (l *waitlist) leave(w *waiter, cause error) grant {
 		}
 	}
 	goesOn := begun && (call.left > 0 || call.locked > 0 && !w.entry.model.StopsOnClose(w.entry.call))
+	if goesOn && !keyed {
+		w.left = time.Now()
+	}
 	switch {
 	case begun && call.left > 0:
 		call.held.dropPermit()
@@ -222,6 +226,8 @@ func (l *waitlist) outlast(w *waiter, call *sharedCall, cause error) grant {
 	ends := call.over || call.left == 0 && call.locked == 0
 	if ends {
 		call.end(context.Cause(lasting))
+	} else {
+		w.left = time.Now()
 	}
 	l.mu.Unlock()
 	if ends {
@@ -333,6 +339,11 @@ func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter)
 		call.held.doubt(first.run.Queue.ID, first.run.Entry.ID, worker.Clip(whole.Kind.String()+": "+whole.Reason))
 	} else {
 		call.held.release()
+	}
+	for _, w := range waiters {
+		if !w.left.IsZero() {
+			w.entry.useAfterLeave(time.Since(w.left), call)
+		}
 	}
 	for i, w := range waiters {
 		w.granted <- grant{call: call, outcome: &outcomes[i]}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -228,6 +229,43 @@ func TestCancelOfOneEntryLeavesTheCallToTheOthers(t *testing.T) {
 		t.Errorf("%d permits are out at rest", l.unassigned)
 	}
 	n.Pool.mu.Unlock()
+}
+
+// A member that leaves a call which goes on for the others has its part of the whole call: all parts are its time.
+func TestTheTimeOfACallIsThatOfAllItsMembers(t *testing.T) {
+	b := newBed(t, joining(4, 40*time.Second))
+	var began atomic.Pointer[time.Time]
+	goOn := make(chan struct{})
+	answer := sync.OnceFunc(func() { close(goOn) })
+	w := b.batchWorker(func([]item) {
+		now := time.Now()
+		began.Store(&now)
+		<-goOn
+	})
+	t.Cleanup(answer)
+	b.instance("gpu-1", w.URL, 1)
+	ids := b.push(items(4, nil)...)
+	n := b.start(ServiceConfig{}, folding)
+	b.eventually("the call has begun", func() bool { return began.Load() != nil })
+	n.endRun(ids[1], invalidation.ErrCancelled)
+	if o := b.outcome(ids[1]); o.Outcome != "cancelled" {
+		t.Errorf("outcome %+v", o)
+	}
+	left := time.Since(*began.Load()) // at most this of the call is behind its member
+	b.eventually("the call goes on for as long again, and a second", func() bool {
+		return time.Since(*began.Load()) > 2*left+time.Second
+	})
+	answer()
+	least := time.Since(*began.Load()).Milliseconds()
+	for _, i := range []int{0, 2, 3} {
+		if o := b.outcome(ids[i]); o.Outcome != "done" {
+			t.Errorf("entry %d: %+v", i, o)
+		}
+	}
+	b.await(4, `SELECT sum(calls)::int FROM penstock.usage_hour`)
+	if ms := int64(b.count(`SELECT sum(gpu_ms)::int FROM penstock.usage_hour`)); ms < least-4 {
+		t.Errorf("the members of a call of %d ms have used %d ms", least, ms)
+	}
 }
 
 // Shapes that do not mix share neither calls nor fates: all get through one slot.
