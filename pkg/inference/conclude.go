@@ -26,6 +26,7 @@ func (d *dispatch) conclude(ctx context.Context, o worker.Outcome) (json.RawMess
 	}
 	if !d.run.Lock.Solo() && errors.Is(cause, invalidation.ErrCancelled) && o.Kind == worker.Done {
 		o = worker.Outcome{Kind: worker.Cancelled, Err: cause, Reason: "the run ended after the cancel"}
+		d.dropAnswer()
 	}
 	d.releaseSlot(ctx, o)
 	if followedOn := o.Kind == worker.Accepted && d.stored && goesToNextNode(ctx); accepted && !followedOn {
@@ -42,7 +43,11 @@ func (d *dispatch) answer(ctx context.Context, o worker.Outcome) (json.RawMessag
 	}
 	switch o.Kind {
 	case worker.Done:
-		return d.result(ctx, o)
+		result, err := d.result(ctx, o)
+		if err != nil {
+			d.dropAnswer()
+		}
+		return result, err
 	case worker.Cancelled:
 		if cause := context.Cause(ctx); cause != nil {
 			return nil, fmt.Errorf("%w (%s)", cause, o.Reason)

@@ -73,9 +73,13 @@ type dispatch struct {
 	call  worker.Call
 
 	// of the claim
-	start  time.Time
-	tries  int
-	used   Used  // of workers
+	start   time.Time
+	tries   int
+	used    Used     // of workers
+	counted struct { // what of that was counted last
+		Used
+		key usageKey
+	}
 	lost   int   // instances that lost their device to the entry
 	poison error // why the entry must not run again
 

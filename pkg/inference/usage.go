@@ -274,7 +274,15 @@ func (d *dispatch) use(o worker.Outcome, members int) {
 	}
 	d.used.add(used)
 	d.run.Charge(d.used.GPU)
-	d.usage.add(d.usageKey(), used)
+	d.counted.key, d.counted.Used = d.usageKey(), used
+	d.usage.add(d.counted.key, used)
+}
+
+// dropAnswer counts what was counted of the last call as wasted: the worker has answered, and the answer is not kept.
+func (d *dispatch) dropAnswer() {
+	last := d.counted.Used
+	d.usage.add(d.counted.key, Used{Runs: -last.Runs, Run: -last.Run, Wasted: last.GPU - last.Wasted})
+	d.counted.Used = Used{}
 }
 
 // useAfterLeave counts the part of an entry in the rest of a call for several, once that is over: the others pay for

@@ -2,9 +2,11 @@ package inference
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -271,5 +273,60 @@ func TestTimesBelowAMillisecondAddUp(t *testing.T) {
 	if n := b.count(`SELECT count(*) FROM penstock.usage_hour
 		WHERE (calls, gpu_ms, extra_ms, wasted_ms, run_ms) = (8, 12, 4, 4, 4)`); n != 1 {
 		t.Errorf("8 calls of 1.5 ms are %d ms, want 12", b.count(`SELECT gpu_ms::int FROM penstock.usage_hour`))
+	}
+}
+
+// The time of a call whose answer came, and is not kept, is wasted.
+func TestAnAnswerThatIsNotKeptIsWasted(t *testing.T) {
+	for name, key := range map[string]string{
+		"cancelled while it ran":    "k", // the next entry of the key must not start beside the run
+		"cancelled as it is stored": "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, worker.Model{})
+			var calls atomic.Int32
+			goOn := make(chan struct{})
+			answer := sync.OnceFunc(func() { close(goOn) })
+			t.Cleanup(answer)
+			w := workertest.NewScript(t, healthy(func(rw http.ResponseWriter, r *http.Request) {
+				calls.Add(1)
+				if key != "" {
+					<-goOn
+				}
+				workertest.Says(200, `{"status":"success","result":1}`)(rw, r)
+			}))
+			b.instance("gpu-1", w.URL, 1)
+			const away = 1 << 20
+			store := &flakyStore{Directory: Directory(t.TempDir())}
+			store.failures.Store(away)
+			m := b.start(ServiceConfig{Objects: store}, folding, func(t *tuning) {
+				t.storeWait = time.Hour
+				if key == "" {
+					t.inlineBytes = 0
+				}
+			})
+			push := func() invalidation.EntryID {
+				pushed, err := b.queue.Push(b.ctx, invalidation.Push{Payload: json.RawMessage(`{}`), LockKey: key})
+				b.must(err)
+				return pushed[0].ID
+			}
+			id := push()
+			b.eventually("the run has begun", func() bool {
+				return calls.Load() == 1 && (key != "" || store.failures.Load() < away)
+			})
+			m.endRun(id, invalidation.ErrCancelled)
+			answer()
+			if o := b.outcome(id); o.Outcome != "cancelled" {
+				t.Errorf("outcome %+v", o)
+			}
+			store.failures.Store(0)
+			b.outcome(push()) // what is counted of it comes behind
+			b.await(2, `SELECT coalesce(sum(calls), 0)::int FROM penstock.usage_hour`)
+			if n := b.count(`SELECT count(*) FROM (
+				SELECT sum(runs) AS runs, sum(gpu_ms - run_ms - wasted_ms) AS rest FROM penstock.usage_hour) u
+				WHERE runs = 1 AND abs(rest) <= 2`); n != 1 {
+				t.Error("the time of the call is not wasted")
+			}
+		})
 	}
 }
