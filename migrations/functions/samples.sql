@@ -260,7 +260,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- roll_up_samples writes the past minutes that were not written yet, of the last hour at most, and
--- returns how many rows it wrote.
+-- returns how many rows it wrote. blocked is the most frequent value of the minute's samples, null among them, which
+-- mode() by itself leaves out.
 -- Locks: none but those of an insert.
 -- Callers: pkg/maintenance.
 CREATE OR REPLACE FUNCTION penstock.roll_up_samples() RETURNS bigint
@@ -278,7 +279,8 @@ LANGUAGE sql AS $$
                SELECT s.queue_id, date_trunc('minute', s.at),
                       avg(s.initial)::bigint, avg(s.pending)::bigint, avg(s.disabled)::bigint, avg(s.computing)::bigint,
                       max(s.failed), bool_or(s.estimated), round(avg(s.serving))::integer, max(s.head_age),
-                      mode() WITHIN GROUP (ORDER BY s.blocked), max(s.accepted), max(s.gone), max(s.dead_tuples),
+                      nullif(mode() WITHIN GROUP (ORDER BY coalesce(s.blocked, '')), ''),
+                      max(s.accepted), max(s.gone), max(s.dead_tuples),
                       avg(s.in_per_second), avg(s.out_per_second)
                  FROM penstock.sample s
                 WHERE s.queue_id = q.id AND s.at >= span.since AND s.at < date_trunc('minute', now())

@@ -116,15 +116,17 @@ func TestMinutesAreRolledUpOnceAndDroppedByPartition(t *testing.T) {
 	}
 	f.exec(`CREATE TABLE penstock.sample_20200101 PARTITION OF penstock.sample FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
 	f.exec(`CREATE TABLE penstock.sample_minute_20200101 PARTITION OF penstock.sample_minute FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
-	f.exec(`INSERT INTO penstock.sample SELECT $1, at, 0, n, 0, 0, 0, false, 1, n, NULL, 100 + n, 50, 0, 2, 1
+	f.exec(`INSERT INTO penstock.sample SELECT $1, at, 0, n, 0, 0, 0, false, 1, n, CASE WHEN n < 3 THEN 'throttled' END,
+	               100 + n, 50, 0, 2, 1
 	          FROM generate_series(1, 12) n CROSS JOIN LATERAL (SELECT date_trunc('minute', now()) - interval '5 seconds' * n AS at) t`, f.q.ID)
 	for _, want := range []int{1, 0} {
 		if n := f.count(`SELECT penstock.roll_up_samples()`); n != want {
 			t.Fatalf("%d minutes were written, want %d", n, want)
 		}
 	}
-	if f.count(`SELECT count(*) FROM penstock.sample_minute WHERE pending = 7 AND head_age = 12 AND accepted = 112 AND in_per_second = 2`) != 1 {
-		t.Error("the minute is not the mean of depths, the worst age and the last counters")
+	if f.count(`SELECT count(*) FROM penstock.sample_minute WHERE pending = 7 AND head_age = 12 AND accepted = 112 AND in_per_second = 2
+	              AND blocked IS NULL`) != 1 {
+		t.Error("the minute is not the mean of depths, the worst age, the last counters and blocked as most samples were")
 	}
 	for f.count(`SELECT penstock.drop_old_partitions()`) > 0 {
 	}
