@@ -61,6 +61,18 @@ SELECT clock_timestamp() + s.ends_in * interval '1 second' FROM penstock.gpu_spe
 	}
 }
 
+// Use that was recorded while the clock was ahead is not of this day: it would be of that of its hour as well.
+func TestTheBudgetOfADayHasNoUseOfTheNext(t *testing.T) {
+	c := connect(t, pgtest.DSN(t))
+	exec(t, c, `
+INSERT INTO penstock.usage_hour (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out)
+SELECT clock_timestamp() + n * interval '1 day', 1, 'm', 'acme', 1, 10 ^ (n + 1), 0, 0, 0, 0 FROM generate_series(-1, 1) n`)
+	spent := query[int64](t, c, `SELECT (penstock.gpu_spent('{acme}', 'day')).ms`)
+	if spent != 10 && spent != 100 { // the day may have ended in between
+		t.Errorf("%d ms are spent, want the 10 of today alone", spent)
+	}
+}
+
 // Claims of a queue that another transaction has made since this one began do not know of the limit.
 func TestUseOfALimitWaitsForClaimsOfAQueueThatIsYounger(t *testing.T) {
 	dsn := pgtest.DSN(t)

@@ -83,15 +83,17 @@ END $$;
 -- gpu_spent returns what the calls of flows, and of flows below them (acme/nightly is below acme), have taken in this
 -- hour or day of UTC, in milliseconds of GPU, and the seconds until the next one. Nodes and gateways record a call
 -- within seconds of its end, as a whole. The end of the day does not depend on the time zone of the session, in which a
--- day may have 23 or 25 hours.
+-- day may have 23 or 25 hours. What was recorded while the clock was ahead counts in its own hour or day.
 -- Callers: pkg/gateway, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.gpu_spent(flows text[], period text, OUT ms bigint, OUT ends_in double precision)
 LANGUAGE sql STABLE AS $$
     SELECT (SELECT coalesce(sum(u.gpu_ms), 0)::bigint
               FROM penstock.usage_hour u
-             WHERE u.hour >= p.begins
+             WHERE u.hour >= p.begins AND u.hour < p.ends
                AND (u.flow = ANY ($1) OR position('/' IN u.flow) > 0 AND EXISTS (
                     SELECT FROM unnest($1) f(flow) WHERE starts_with(u.flow, f.flow || '/')))),
-           extract(epoch FROM (p.begins AT TIME ZONE 'UTC' + ('1 ' || $2)::interval) AT TIME ZONE 'UTC' - p.now)::float8
-      FROM (SELECT n.now, date_trunc($2, n.now, 'UTC') AS begins FROM (SELECT clock_timestamp() AS now) n) p
+           extract(epoch FROM p.ends - p.now)::float8
+      FROM (SELECT n.now, b.begins, (b.begins AT TIME ZONE 'UTC' + ('1 ' || $2)::interval) AT TIME ZONE 'UTC' AS ends
+              FROM (SELECT clock_timestamp() AS now) n
+             CROSS JOIN LATERAL (SELECT date_trunc($2, n.now, 'UTC') AS begins) b) p
 $$;

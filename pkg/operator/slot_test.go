@@ -47,15 +47,21 @@ func TestSlotsOfDeadNodesAreListedAndFreedByHand(t *testing.T) {
 	}
 }
 
-// Hours of use begin in UTC, also where the zone of the database is half an hour off.
+// Hours of use begin in UTC, also where the zone of the database is half an hour off. What was recorded while the clock
+// was ahead is of none of the two.
 func TestUseOfGPUsIsSinceTheBeginOfAnHour(t *testing.T) {
 	b := newBed(t)
 	b.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET TimeZone = ''Asia/Kolkata''', current_database()); END $$`)
 	b.pool.Reset()
+	b.exec(`INSERT INTO penstock.usage_hour (hour, queue_id, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out, model, flow)
+		SELECT now() + d * interval '1 day', 1, 1, 100, 0, 0, 0, 0, 'flux', '' FROM generate_series(-1, 1, 2) d`)
 	use, err := b.d.GPU(b.Context())
 	since := time.Duration(use.Over * float64(time.Second))
 	if begin := time.Now().Add(-since); err != nil || begin.Sub(begin.Round(time.Hour)).Abs() > 5*time.Minute {
 		t.Errorf("use is since %v (%v), want a full hour", begin, err)
+	}
+	if use.Seconds != 0 {
+		t.Errorf("use of yesterday or tomorrow is %v s of this hour and the one before", use.Seconds)
 	}
 }
 

@@ -61,13 +61,15 @@ type GPUUse struct {
 	Over    float64 `json:"over_seconds"`   // the time since that beginning
 }
 
-// gpuSQL sums the last two rows of each queue, model and flow. Nodes add to them every few seconds.
+// gpuSQL sums the last two rows of each queue, model and flow. Nodes add to them every few seconds. Rows of a time to
+// come are from before the clock was set back.
 const gpuSQL = `
 SELECT coalesce(sum(gpu_ms), 0)::float8 / 1000 AS seconds, coalesce(sum(wasted_ms), 0)::float8 / 1000 AS wasted,
        extract(epoch FROM statement_timestamp()
                         - date_trunc('hour', statement_timestamp() - interval '1 hour', 'UTC'))::float8 AS over
   FROM penstock.usage_hour
- WHERE hour >= date_trunc('hour', statement_timestamp() - interval '1 hour', 'UTC')`
+ WHERE hour >= date_trunc('hour', statement_timestamp() - interval '1 hour', 'UTC')
+   AND hour <= statement_timestamp()`
 
 // GPU returns the use of GPUs in this hour and the one before.
 func (d *Database) GPU(ctx context.Context) (GPUUse, error) {
