@@ -55,9 +55,10 @@ var catalog = []Metric{
 	leader("queue_estimated", gauge, "1 if the queue is so deep that its counts are estimates", "queue"),
 	leader("queue_drain_per_second", gauge, "entries that left the queue a second, between the last two samples",
 		"queue"),
-	leader("queue_accepted_total", counter, "entries accepted since the statistics of the queue's table began",
-		"queue"),
-	leader("queue_gone_total", counter, "entries that left the queue, with any outcome", "queue"),
+	leader("queue_accepted_total", counter, "entries accepted since the statistics of the queue's table began; "+
+		"those whose push was rolled back count as well", "queue"),
+	leader("queue_gone_total", counter, "entries that left the queue, with any outcome; transactions that were "+
+		"rolled back count as well", "queue"),
 	leader("queue_serving_nodes", gauge, "live nodes that would claim from the queue", "queue"),
 	leader("queue_dead_tuples", gauge, "dead rows of the queue's table that vacuum has not removed", "queue"),
 	leader("model_slots", gauge, "slots of a model's instances by state: free (of those that take calls), held, "+
