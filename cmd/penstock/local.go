@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/client"
 	"github.com/penstock/penstock/pkg/worker"
@@ -23,9 +25,12 @@ func (a *app) inProcess(ctx context.Context) (conn, error) {
 			return conn{}, err
 		}
 		a.keeper.DB = pool
-		a.handler = api.New(pool, api.Config{
+		handler := api.New(pool, api.Config{
 			Actor: a.actor, Timeout: a.timeout, ReadModel: worker.EffectiveConfig, OnError: keepError,
 			Webhooks: &a.keeper,
+		})
+		a.handler = checksChanges(handler, func(ctx context.Context) error {
+			return migrations.CheckIfReadable(ctx, pool)
 		})
 	}
 	transport := handlerTransport{a.handler}
@@ -41,6 +46,24 @@ func (a *app) poolConfig() postgres.Config {
 	return api.Pool(postgres.Config{
 		DSN: a.databaseURL, Pooled: a.pooled, StatementTimeout: a.timeout,
 		LateAnswers: true, // doctor --deep
+	})
+}
+
+// checksChanges returns a handler that calls check before the first request that may change something, and refuses it
+// with the error. Functions of an older schema may take and return something else: a change could be made and then be
+// reported as failed. Requests that only read pass.
+func checksChanges(handler http.Handler, check func(context.Context) error) http.Handler {
+	var checked atomic.Bool
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && !checked.Load() {
+			if err := check(r.Context()); err != nil {
+				keepError(r.Context(), err)
+				w.WriteHeader(http.StatusInternalServerError)
+				return
+			}
+			checked.Store(true)
+		}
+		handler.ServeHTTP(w, r)
 	})
 }
 

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/pgtest"
+)
+
+// A function of an older build may take and return something else: it might do its work and then be reported as failed.
+func TestAChangeOnAnOlderSchemaIsRefusedBeforeItBegins(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	db, err := pgx.Connect(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close(t.Context())
+	if _, err := db.Exec(t.Context(), `
+		SELECT penstock.create_queue('mails', '{}');
+		DROP FUNCTION penstock.pause_queue;
+		CREATE FUNCTION penstock.pause_queue(queue text, reason text DEFAULT '', actor text DEFAULT NULL, until timestamptz DEFAULT NULL)
+		RETURNS void LANGUAGE plpgsql AS $$ BEGIN UPDATE penstock.queue q SET paused_at = now() WHERE q.name = queue; END $$;
+		UPDATE penstock.schema_version SET hash = 'of an older build'`); err != nil {
+		t.Fatal(err)
+	}
+	const remedy = "penstock migrate up"
+	_, errs, code := command(t, nil, "queue", "pause", "mails", "--reason", "r", "--database-url", dsn)
+	if code != exitState || !strings.Contains(errs, "functions are not those of this program") || !strings.Contains(errs, remedy) {
+		t.Errorf("pause: exit %d, %s", code, errs)
+	}
+	out, errs, code := command(t, nil, "pause", "list", "-o", "jsonl", "--database-url", dsn)
+	if code != 0 || out != "" {
+		t.Errorf("pauses after the refusal: exit %d, %s%s", code, out, errs)
+	}
+	if _, errs, code := command(t, nil, "migrate", "up", "--database-url", dsn); code != 0 {
+		t.Fatalf("migrate up: exit %d, %s", code, errs)
+	}
+	if _, errs, code := command(t, nil, "queue", "pause", "mails", "--reason", "r", "--database-url", dsn); code != 0 {
+		t.Errorf("pause on the new functions: exit %d, %s", code, errs)
+	}
+}
