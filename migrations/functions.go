@@ -23,9 +23,11 @@ import (
 // arguments come last and have defaults, so that those programs can call the new form.
 const Release = 1
 
-// Files that are applied behind all others, in this order. Views and triggers are applied only if their own file has
-// changed: unlike functions they wait for statements on the tables that they belong to.
+// resultsFile is applied before all others, and the rest of these files behind them, in this order. Views and triggers
+// are applied only if their own file has changed: unlike functions they wait for statements on the tables that they
+// belong to.
 const (
+	resultsFile  = "results.sql"
 	viewsFile    = "views.sql"
 	triggersFile = "triggers.sql"
 	seedFile     = "seed.sql"
@@ -47,9 +49,13 @@ func readFunctions(from fs.FS) (functionSet, error) {
 		return functionSet{}, fmt.Errorf("list functions: %w", err)
 	}
 	last := []string{viewsFile, triggersFile, rightsFile, seedFile}
-	slices.SortStableFunc(names, func(a, b string) int {
-		return slices.Index(last, path.Base(a)) - slices.Index(last, path.Base(b))
-	})
+	rank := func(name string) int {
+		if path.Base(name) == resultsFile {
+			return -2
+		}
+		return slices.Index(last, path.Base(name)) // -1 for most
+	}
+	slices.SortStableFunc(names, func(a, b string) int { return rank(a) - rank(b) })
 	set := functionSet{release: Release}
 	for _, name := range names {
 		text, err := fs.ReadFile(from, name)

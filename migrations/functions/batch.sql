@@ -587,14 +587,6 @@ BEGIN
     END LOOP;
 END $$;
 
--- That of an earlier version returned nothing.
-DO $$ BEGIN
-    IF 'void'::regtype = (SELECT prorettype FROM pg_proc
-                           WHERE oid = to_regprocedure('penstock.pause_batch(bigint, text, text, timestamptz)')) THEN
-        DROP FUNCTION penstock.pause_batch(bigint, text, text, timestamptz);
-    END IF;
-END $$;
-
 -- pause_batch lets running parts end and starts no others. It replaces a pause in force, and returns that
 -- (replaced_pause).
 -- Locks: the row of the batch (FOR UPDATE), then those of withdraw_batch.

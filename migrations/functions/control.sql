@@ -80,14 +80,6 @@ $$;
 
 -- Pause and disable of a whole queue ---------------------------------------------------------------------------------
 
--- That of an earlier version returned nothing.
-DO $$ BEGIN
-    IF 'void'::regtype = (SELECT prorettype FROM pg_proc
-                           WHERE oid = to_regprocedure('penstock.pause_queue(text, text, text, timestamptz)')) THEN
-        DROP FUNCTION penstock.pause_queue(text, text, text, timestamptz);
-    END IF;
-END $$;
-
 -- pause_queue stops claims from a queue; running entries go on. A pause with an end ends by itself. It replaces one
 -- that is in force, and returns that (replaced_pause).
 -- Locks: the row of the queue.
@@ -456,15 +448,6 @@ CREATE OR REPLACE FUNCTION penstock.pauses_changed(queue integer) RETURNS void
 LANGUAGE sql AS $$
     UPDATE penstock.queue SET version = version + 1 WHERE id = coalesce($1, (SELECT min(id) FROM penstock.queue))
 $$;
-
--- That of an earlier version returned nothing.
-DO $$ BEGIN
-    IF 'void'::regtype = (
-       SELECT prorettype FROM pg_proc
-        WHERE oid = to_regprocedure('penstock.pause(text, text, text, text, text, timestamptz)')) THEN
-        DROP FUNCTION penstock.pause(text, text, text, text, text, timestamptz);
-    END IF;
-END $$;
 
 -- pause stops claims in a scope: a flow, model, application, node, name or lock key; running
 -- entries go on. It replaces a pause of the same that is in force, and returns that (replaced_pause). A model must

@@ -579,14 +579,6 @@ EXCEPTION
             penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
 END $$;
 
--- That of an earlier version returned nothing.
-DO $$ BEGIN
-    IF 'void'::regtype = (SELECT prorettype FROM pg_proc
-                           WHERE oid = to_regprocedure('penstock.pause_cron_job(text, text, text, timestamptz)')) THEN
-        DROP FUNCTION penstock.pause_cron_job(text, text, text, timestamptz);
-    END IF;
-END $$;
-
 -- pause_cron_job keeps a job from firing; a running entry goes on. It replaces a pause in force, and returns that
 -- (replaced_pause). When the pause ends, the catch-up policy decides about the nominal times in it. The waiting entry
 -- has no due time meanwhile.
