@@ -259,39 +259,51 @@ SELECT format('index %s is not valid', c.relname) FROM pg_index i JOIN pg_class 
  WHERE c.relnamespace = 'penstock'::regnamespace AND NOT i.indisvalid
  ORDER BY 1`
 
+// Differences are what a schema has that migrations and functions did not make, and the other way round: a line each,
+// in order.
+type Differences struct {
+	Objects    []string // that statements may depend on, or that are not cleaned any more
+	Parameters []string // of storage and of statistics, of objects that are otherwise as they were
+}
+
 // Drift compares the schema of a database with the one that was recorded when migrations and functions were
-// applied last, and returns a line for each difference, in order. Indexes beyond those of the migrations are
-// expected, and rights are not compared. Invalid indexes and queues without their table are named as
-// well, also with an *OtherServerError, which says that the rest is not comparable until Up has recorded it anew.
+// applied last. Indexes beyond those of the migrations are expected, and rights are not compared. Invalid indexes and
+// queues without their table are named as well, also with an *OtherServerError, which says that the rest is not
+// comparable until Up has recorded it anew.
 func Drift(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 	Queryer
 },
-) ([]string, error) {
+) (Differences, error) {
 	changed, err := changedByHand(ctx, db)
 	var other *OtherServerError
 	if err != nil && !errors.As(err, &other) {
-		return nil, fmt.Errorf("compare the schema: %w", err)
+		return Differences{}, fmt.Errorf("compare the schema: %w", err)
 	}
 	if other != nil {
 		changed = nil
 	}
-	var lines []string
+	var d Differences
 	for object, change := range changed {
+		parameters := parameterChanges(object, change)
 		switch {
 		case change.found == "":
-			lines = append(lines, object+" is missing")
+			d.Objects = append(d.Objects, object+" is missing")
+		case len(parameters) > 0:
+			d.Parameters = append(d.Parameters, parameters...)
 		case change.recorded != "":
-			lines = append(lines, object+" was changed")
+			d.Objects = append(d.Objects, object+" was changed")
 		case !strings.HasPrefix(object, "index "):
-			lines = append(lines, object+" is not of any migration")
+			d.Objects = append(d.Objects, object+" is not of any migration")
 		}
 	}
-	slices.Sort(lines)
+	slices.Sort(d.Objects)
+	slices.Sort(d.Parameters)
 	rows, _ := db.Query(ctx, brokenSQL)
 	broken, brokenErr := pgx.CollectRows(rows, pgx.RowTo[string])
 	if brokenErr != nil {
-		return nil, fmt.Errorf("compare the schema: %w", brokenErr)
+		return Differences{}, fmt.Errorf("compare the schema: %w", brokenErr)
 	}
-	return append(lines, broken...), err
+	d.Objects = append(d.Objects, broken...)
+	return d, err
 }

@@ -16,11 +16,11 @@ func TestDriftIsNothingAfterTheMigrationsAndNamesEachChange(t *testing.T) {
 	c := connect(t, dsn)
 	drift := func() []string {
 		t.Helper()
-		lines, err := migrations.Drift(t.Context(), c)
-		if err != nil {
-			t.Fatal(err)
+		found, err := migrations.Drift(t.Context(), c)
+		if err != nil || len(found.Parameters) > 0 {
+			t.Fatal(found.Parameters, err)
 		}
-		return lines
+		return found.Objects
 	}
 	exec(t, c, `SELECT penstock.create_queue('work', '{"capacity": 10}'), penstock.create_queue('changes', '{"kind": "change_log"}'), penstock.make_partition('sample', 3);
 	            CREATE TABLE watched (id int PRIMARY KEY); SELECT penstock.watch('watched', 'changes');
@@ -53,6 +53,31 @@ func TestDriftIsNothingAfterTheMigrationsAndNamesEachChange(t *testing.T) {
 	}
 }
 
+// An administrator who tunes a table has not broken it.
+func TestParametersOfStorageAreNamedApartFromOtherChanges(t *testing.T) {
+	c := connect(t, pgtest.DSN(t))
+	exec(t, c, `ALTER TABLE penstock.lock SET (fillfactor = 91, autovacuum_vacuum_threshold = 500);
+	            ALTER TABLE penstock.ready RESET (autovacuum_vacuum_cost_delay);
+	            ALTER INDEX penstock.ready_lock_key SET (fillfactor = 60);
+	            ALTER TABLE penstock.queue ALTER COLUMN name SET STATISTICS 500, ALTER COLUMN name SET (n_distinct = 9);
+	            ALTER TABLE penstock.setting SET (autovacuum_enabled = off, fillfactor = 90);
+	            ALTER TABLE penstock.model SET (fillfactor = 90);
+	            COMMENT ON TABLE penstock.model IS 'mine'`)
+	drift, err := migrations.Drift(t.Context(), c)
+	want := migrations.Differences{
+		Objects: []string{"table model was changed", "table setting was changed"},
+		Parameters: []string{
+			"column queue.name: n_distinct is 9, Penstock's is not set", "column queue.name: statistics is 500, Penstock's is not set",
+			"index ready_lock_key: fillfactor is 60, Penstock's is not set",
+			"table lock: autovacuum_vacuum_threshold is 500, Penstock's is not set", "table lock: fillfactor is 91, Penstock's is not set",
+			"table ready: autovacuum_vacuum_cost_delay is not set, Penstock's is 0",
+		},
+	}
+	if err != nil || !slices.Equal(drift.Objects, want.Objects) || !slices.Equal(drift.Parameters, want.Parameters) {
+		t.Errorf("%v: %q, want %q", err, drift, want)
+	}
+}
+
 // A change by hand must not become the record when functions are applied the next time.
 func TestDriftIsNotForgottenWhenFunctionsAreApplied(t *testing.T) {
 	dsn := pgtest.DSN(t)
@@ -60,7 +85,8 @@ func TestDriftIsNotForgottenWhenFunctionsAreApplied(t *testing.T) {
 	exec(t, c, `DROP INDEX penstock.ready_lock_key; ALTER TABLE penstock.audit ADD COLUMN more text;
 	            CREATE OR REPLACE FUNCTION penstock.ago(i interval) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT 'by hand' $$`)
 	upWith(t, dsn, otherAgo(t, "by a file"), migrations.Release)
-	lines, err := migrations.Drift(t.Context(), c)
+	drift, err := migrations.Drift(t.Context(), c)
+	lines := drift.Objects
 	want := []string{"column audit.more is not of any migration", "index ready_lock_key is missing"}
 	if err != nil || !slices.Equal(lines, want) {
 		t.Errorf("drift is %q, want %q (%v)", lines, want, err)
@@ -76,8 +102,8 @@ func TestDriftDoesNotDependOnSettings(t *testing.T) {
 	} {
 		exec(t, connect(t, dsn), `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET `+strings.ReplaceAll(setting, "'", "''")+`', current_database()); END $$`)
 	}
-	if lines, err := migrations.Drift(t.Context(), connect(t, dsn)); err != nil || len(lines) > 0 {
-		t.Errorf("drift is %d objects, as %q (%v)", len(lines), lines[:min(3, len(lines))], err)
+	if lines, err := migrations.Drift(t.Context(), connect(t, dsn)); err != nil || len(lines.Objects)+len(lines.Parameters) > 0 {
+		t.Errorf("drift is %d objects, as %q, and %q (%v)", len(lines.Objects), lines.Objects[:min(3, len(lines.Objects))], lines.Parameters, err)
 	}
 }
 
@@ -88,7 +114,8 @@ func TestASchemaThatAnotherMajorVersionRecordedIsRecordedAnew(t *testing.T) {
 	for _, before := range []string{"server_major - 1", "NULL"} {
 		exec(t, c, `UPDATE penstock.schema_version SET server_major = `+before+`;
 		            UPDATE penstock.schema_object SET definition = lower(definition) WHERE object LIKE 'view %'`)
-		lines, err := migrations.Drift(t.Context(), c)
+		drift, err := migrations.Drift(t.Context(), c)
+		lines := drift.Objects
 		var other *migrations.OtherServerError
 		if len(lines) > 0 || !errors.As(err, &other) {
 			t.Errorf("server_major %s: drift is %q (%v)", before, lines, err)
@@ -97,8 +124,8 @@ func TestASchemaThatAnotherMajorVersionRecordedIsRecordedAnew(t *testing.T) {
 		if err != nil || done.Applied != 0 || len(done.Notes) != 1 || !strings.Contains(done.Notes[0], "recorded anew") {
 			t.Errorf("server_major %s: %+v (%v)", before, done, err)
 		}
-		if lines, err := migrations.Drift(t.Context(), c); err != nil || len(lines) > 0 {
-			t.Errorf("server_major %s: drift is %q after the record (%v)", before, lines, err)
+		if drift, err := migrations.Drift(t.Context(), c); err != nil || len(drift.Objects) > 0 {
+			t.Errorf("server_major %s: drift is %q after the record (%v)", before, drift.Objects, err)
 		}
 	}
 	for object, definition := range mustCatalog(t, c) {

@@ -41,3 +41,28 @@ func TestAChangeOnAnOlderSchemaIsRefusedBeforeItBegins(t *testing.T) {
 		t.Errorf("pause on the new functions: exit %d, %s", code, errs)
 	}
 }
+
+// A database administrator may tune tables: that is no broken schema.
+func TestVerifyWarnsOfParametersOfStorage(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	db, err := pgx.Connect(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close(t.Context())
+	for _, c := range []struct {
+		set, want string
+		code      int
+	}{
+		{"fillfactor = 91", "table lock: fillfactor is 91, Penstock's is not set", exitWarning},
+		{"autovacuum_enabled = off", "table lock was changed", exitCritical},
+	} {
+		if _, err := db.Exec(t.Context(), `ALTER TABLE penstock.lock SET (`+c.set+`)`); err != nil {
+			t.Fatal(err)
+		}
+		out, errs, code := command(t, nil, "migrate", "verify", "--database-url", dsn)
+		if code != c.code || !strings.Contains(out, c.want) {
+			t.Errorf("%s: exit %d, %s%s", c.set, code, out, errs)
+		}
+	}
+}

@@ -10,9 +10,9 @@ import (
 	"github.com/penstock/penstock/migrations"
 )
 
-// Schema compares the schema of a database with the migrations and functions of this program: pending or
-// unknown migrations are a warning, objects that differ are critical. It needs a connection of its own,
-// outside the transaction of Examine.
+// Schema compares the schema of a database with the migrations and functions of this program. Pending or unknown
+// migrations are a warning, and so are other parameters of tables, indexes and columns, by which an administrator tunes
+// them; other differences are critical. It needs a connection of its own, outside the transaction of Examine.
 func Schema(ctx context.Context, db postgres.DB) (Finding, error) {
 	all, err := migrations.List(ctx, db)
 	if err != nil {
@@ -42,20 +42,28 @@ func Schema(ctx context.Context, db postgres.DB) (Finding, error) {
 	drift, err := migrations.Drift(ctx, db)
 	var other *migrations.OtherServerError
 	switch {
-	case errors.As(err, &other) && len(drift) == 0:
+	case errors.As(err, &other) && len(drift.Objects) == 0:
 		return Finding{
 			Severity: Warning, Summary: "not compared: " + other.Error(),
 			Advice: "Run penstock migrate up: it records the schema as it is now, and later changes are found.",
 		}, nil
 	case err != nil && other == nil:
 		return Finding{}, err
-	case len(drift) > 0:
+	case len(drift.Objects) > 0:
 		return Finding{
-			Severity: Critical, Details: drift,
-			Summary: many(len(drift), "object differs", "objects differ") + " from what migrations and functions made",
+			Severity: Critical, Details: append(drift.Objects, drift.Parameters...),
+			Summary: many(len(drift.Objects), "object differs", "objects differ") +
+				" from what migrations and functions made",
 			Advice: "The schema was changed by hand. penstock migrate sql prints what should be there; restore it, " +
 				"or put the change in " +
 				"a migration.",
+		}, nil
+	case len(drift.Parameters) > 0:
+		return Finding{
+			Severity: Warning, Details: drift.Parameters,
+			Summary: many(len(drift.Parameters), "parameter is", "parameters are") + " not as migrations set them",
+			Advice: "Keep them if they were meant. ALTER TABLE or ALTER INDEX with SET (NAME = VALUE), or RESET " +
+				"(NAME) where Penstock's is not set, gives those of Penstock back.",
 		}, nil
 	}
 	return Finding{Severity: Fine, Summary: "as migrations and functions made it"}, nil
