@@ -57,16 +57,17 @@ var allowedImports = map[string][]string{
 
 	// The duties.
 	"pkg/governor":  {},
-	"pkg/tasknode":  {"internal/postgres", "pkg/fairness", "pkg/invalidation"},
-	"pkg/fairness":  {"internal/postgres", "pkg/invalidation"},
+	"pkg/tasknode":  {"internal/duty", "internal/postgres", "pkg/fairness", "pkg/invalidation"},
+	"pkg/fairness":  {"internal/duty", "internal/postgres", "pkg/invalidation"},
 	"pkg/inference": {"internal/durable", "internal/duty", "internal/postgres", "pkg/invalidation", "pkg/slot", "pkg/worker"},
 	"pkg/gateway": {
-		"internal/durable", "internal/httpserver", "internal/postgres", "internal/stream", "internal/tokenbucket", "pkg/invalidation", "pkg/slot", "pkg/worker",
+		"internal/durable", "internal/duty", "internal/httpserver", "internal/postgres", "internal/stream", "internal/tokenbucket", "pkg/invalidation",
+		"pkg/slot", "pkg/worker",
 	},
 	"pkg/cron": {"internal/duty", "internal/postgres"},
 
 	"pkg/gateway/openaibatch": {"internal/duty", "internal/postgres", "internal/stream", "pkg/gateway", "pkg/invalidation", "pkg/worker"},
-	"pkg/gateway/prediction":  {"internal/postgres", "internal/stream", "pkg/gateway", "pkg/invalidation", "pkg/worker"},
+	"pkg/gateway/prediction":  {"internal/duty", "internal/postgres", "internal/stream", "pkg/gateway", "pkg/invalidation", "pkg/worker"},
 
 	"pkg/recovery":    {"internal/duty", "internal/postgres", "pkg/invalidation"},
 	"pkg/maintenance": {"internal/duty", "internal/postgres", "pkg/invalidation"},

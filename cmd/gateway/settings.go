@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -58,6 +59,7 @@ func (d *settingsDuty) Run(ctx context.Context) error {
 	ticks := time.NewTicker(settingsEvery)
 	defer ticks.Stop()
 	var written, refreshed time.Time
+	var failing duty.Failing
 	for {
 		select {
 		case <-ctx.Done():
@@ -69,11 +71,10 @@ func (d *settingsDuty) Run(ctx context.Context) error {
 			continue
 		case <-ticks.C:
 		}
-		if err := d.next(ctx); err != nil {
-			if ctx.Err() == nil {
-				d.log.Error("settings stay as they are", "error", err)
-			}
-			continue
+		err := d.next(ctx)
+		failing.Note(ctx, d.log, slog.LevelError, "read settings", err)
+		if err != nil {
+			continue // they stay as they are
 		}
 		if d.file != "" && time.Since(written) > snapshotEvery {
 			written = time.Now()
@@ -152,8 +153,9 @@ const (
 func (d *settingsDuty) RunBudgets(ctx context.Context) error {
 	ticks := time.NewTicker(budgetsEvery)
 	defer ticks.Stop()
+	var failing duty.Failing
 	for {
-		d.readBudgets(ctx)
+		failing.Note(ctx, d.log, slog.LevelError, "read budgets of tokens", d.readBudgets(ctx))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -163,20 +165,18 @@ func (d *settingsDuty) RunBudgets(ctx context.Context) error {
 }
 
 // readBudgets reads and publishes the budgets of tokens. If that fails, they stay as they are.
-func (d *settingsDuty) readBudgets(ctx context.Context) {
+func (d *settingsDuty) readBudgets(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, budgetsMax)
 	defer cancel()
 	budgets, err := gateway.ReadBudgets(bounded, d.pool)
 	if err != nil {
-		if ctx.Err() == nil {
-			d.log.Error("budgets of tokens stay as they are", "error", err)
-		}
-		return
+		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.current.SetBudgets(budgets)
 	d.gateway.SetTokens(d.current.Tokens)
+	return nil
 }
 
 // publish tells the gateway what is known.

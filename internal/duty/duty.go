@@ -39,6 +39,7 @@ const startMax = 500 * time.Millisecond
 // failed for longer than GiveUp without one that did not. A pass that panics has failed.
 func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration, error)) error {
 	var failingSince time.Time
+	var failing Failing
 	if l.Random == nil {
 		l.Random = rand.Float64
 	}
@@ -58,6 +59,7 @@ func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration
 		if l.Spaced {
 			next = l.space(next, time.Since(start))
 		}
+		failing.Note(ctx, l.Log, slog.LevelWarn, "pass", err)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -65,7 +67,6 @@ func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration
 			failingSince = time.Time{}
 		case failingSince.IsZero():
 			failingSince = start
-			l.Log.WarnContext(ctx, "pass of a duty failed; trying again", "error", err)
 		case time.Since(failingSince) > cmp.Or(l.GiveUp, 30*time.Second):
 			return fmt.Errorf("run duty %s: failing for %v: %w", l.Name, time.Since(failingSince).Round(time.Second),
 				err)

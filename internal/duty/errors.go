@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// Errors counts, by duty, the errors that duties log and go on with. Such an error ends no term and no process: without
-// a count it is seen in the log alone. Its zero value is ready to use.
+// Errors counts, by duty, the errors that duties log, or that Failing notes, and go on with. Such an error ends no term
+// and no process: without a count it is seen in the log alone. Its zero value is ready to use.
 type Errors struct {
 	counts Tally[map[string]*atomic.Int64]
 }
@@ -43,6 +43,13 @@ func (e *Errors) Counts() map[string]int64 {
 type counting struct {
 	slog.Handler
 	errors *atomic.Int64
+}
+
+// countError counts an error of the duty that has the log, without a line.
+func countError(log *slog.Logger, level slog.Level) {
+	if c, ok := log.Handler().(counting); ok && level >= slog.LevelError {
+		c.errors.Add(1)
+	}
 }
 
 // Enabled implements slog.Handler.

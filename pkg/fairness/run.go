@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -56,6 +57,7 @@ type exchange struct {
 // own book. A node that has ranked no lane and has no usage to report makes no exchange.
 func (r *Ranker) Run(ctx context.Context) error {
 	pause, nodes := shareEvery, 1
+	var failing duty.Failing
 	for round := 1; ; round++ {
 		select {
 		case <-ctx.Done():
@@ -63,11 +65,9 @@ func (r *Ranker) Run(ctx context.Context) error {
 		case <-time.After(time.Duration(float64(pause) * (0.9 + 0.2*rand.Float64()))):
 		}
 		start := time.Now()
-		if n, err := r.swap(ctx); err == nil {
-			nodes = cmp.Or(n, nodes)
-		} else if ctx.Err() == nil {
-			r.share.Log.Error("share usage", "error", err)
-		}
+		n, err := r.swap(ctx)
+		nodes = cmp.Or(n, nodes)
+		failing.Note(ctx, r.share.Log, slog.LevelError, "share usage", err)
 		if round%60 == 0 {
 			if _, err := r.share.db.Exec(ctx, forgetSQL, r.share.HalfLife.Seconds()); err != nil && ctx.Err() == nil {
 				r.share.Log.Error("forget usage", "error", err)

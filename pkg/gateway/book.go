@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -95,6 +96,7 @@ func (b *UsageBook) Refuse(model string) {
 func (b *UsageBook) Run(ctx context.Context) error {
 	ticks := time.NewTicker(b.every)
 	defer ticks.Stop()
+	var failing duty.Failing
 	if err := b.clock.Read(ctx, b.db); err != nil && ctx.Err() == nil {
 		b.log.Warn("use goes by the clock of this machine until the first fold", "error", err)
 	}
@@ -106,9 +108,7 @@ func (b *UsageBook) Run(ctx context.Context) error {
 			return b.Fold(ctx)
 		case <-ticks.C:
 		}
-		if err := b.Fold(ctx); err != nil && ctx.Err() == nil {
-			b.log.Error("fold use; trying again", "error", err)
-		}
+		failing.Note(ctx, b.log, slog.LevelError, "fold use", b.Fold(ctx))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/slot"
@@ -25,14 +26,15 @@ type Leases struct {
 	statements chan struct{} // holds one for each statement of a leaser that is under way
 
 	mu            sync.Mutex
-	leasers       map[string]*leaser // by model
-	start         func(l *leaser)    // runs a leaser in a goroutine; nil while Run does not
-	granted       bool               // the gateway was told of slots that no comparison has read
-	reading       bool               // a comparison reads them
-	answer        time.Time          // the last statement that the database answered
-	failed        bool               // it did not answer the last one about all models
-	nodeLeaseEnds time.Time          // until then what is held is this gateway's, by its lease
-	trusted       time.Time          // until then slots are used; zero: it was not set yet
+	leasers       map[string]*leaser       // by model
+	start         func(l *leaser)          // runs a leaser in a goroutine; nil while Run does not
+	granted       bool                     // the gateway was told of slots that no comparison has read
+	reading       bool                     // a comparison reads them
+	answer        time.Time                // the last statement that the database answered
+	failed        bool                     // it did not answer the last one about all models
+	failing       map[string]*duty.Failing // by statement
+	nodeLeaseEnds time.Time                // until then what is held is this gateway's, by its lease
+	trusted       time.Time                // until then slots are used; zero: it was not set yet
 	figures       LeaseFigures
 }
 
@@ -65,7 +67,7 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	l := &Leases{
 		config: config, holder: slot.Holder{DB: db, Node: node}, gateway: g, log: cmp.Or(config.Log, slog.Default()),
 		wake: make(chan struct{}, 1), statements: make(chan struct{}, SlotStatements), leasers: map[string]*leaser{},
-		answer: time.Now(),
+		answer: time.Now(), failing: map[string]*duty.Failing{},
 	}
 	g.leases = l
 	return l
@@ -272,8 +274,11 @@ func (l *Leases) answered(err error, what string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	silent := time.Since(l.answer)
+	if l.failing[what] == nil {
+		l.failing[what] = &duty.Failing{}
+	}
+	l.failing[what].Note(context.Background(), l.log, slog.LevelWarn, "slots: "+what, err)
 	if err != nil {
-		l.log.Warn("slots", "statement", what, "error", err, "degraded", silent > degradedAfter)
 		return false
 	}
 	if silent > degradedAfter {

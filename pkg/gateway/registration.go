@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -68,10 +69,9 @@ func (r *Registration) Register(ctx context.Context) error {
 func (r *Registration) Run(ctx context.Context) error {
 	ticks := time.NewTicker(r.config.Beat)
 	defer ticks.Stop()
+	var failing duty.Failing
 	for {
-		if err := r.beat(ctx); err != nil && ctx.Err() == nil {
-			r.log.Warn("heartbeat", "error", err)
-		}
+		failing.Note(ctx, r.log, slog.LevelWarn, "heartbeat", r.beat(ctx))
 		select {
 		case <-ctx.Done():
 			return nil

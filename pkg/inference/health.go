@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/slot"
 )
@@ -29,6 +30,8 @@ type Prober struct {
 	wake     chan struct{} // holds one
 	starts   chan struct{} // a place for each start that is watched
 	sweeper  *sweeper      // has a pass after each claim of probes
+	claiming duty.Failing
+	renewing duty.Failing
 
 	mu       sync.Mutex
 	running  map[int32]struct{} // instances that are being probed here, and starts that are watched
@@ -77,9 +80,7 @@ func (p *Prober) Run(ctx context.Context) error {
 		}
 		p.renewClaims(ctx)
 		due, err := p.claimDue(ctx, probesMax-len(probing))
-		if err != nil && ctx.Err() == nil {
-			p.log.Error("claim probes at instances", "error", err)
-		}
+		p.claiming.Note(ctx, p.log, slog.LevelError, "claim probes at instances", err)
 		p.begin(ctx, due, &probes, probing)
 		if runs := p.sweeper.pass(ctx, len(due)); len(runs) > 0 {
 			probes.Go(func() { p.stopRuns(ctx, runs) })
@@ -195,9 +196,8 @@ func (p *Prober) renew(ctx context.Context, running ...int32) {
 	if len(running) == 0 {
 		return
 	}
-	if _, err := p.db.Exec(ctx, renewProbesSQL, running, p.claimFor()); err != nil && ctx.Err() == nil {
-		p.log.Warn("renew claims on probes", "error", err)
-	}
+	_, err := p.db.Exec(ctx, renewProbesSQL, running, p.claimFor())
+	p.renewing.Note(ctx, p.log, slog.LevelWarn, "renew claims on probes", err)
 }
 
 // silentMost is for how long the database may be without an answer, where probes are not further apart, until leases

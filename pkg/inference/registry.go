@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/worker"
 )
@@ -87,10 +88,9 @@ func NewRegistry(db postgres.DB, config worker.Config, poll time.Duration, log *
 func (r *Registry) Run(ctx context.Context) error {
 	ticks := time.NewTicker(r.poll)
 	defer ticks.Stop()
+	var failing duty.Failing
 	for {
-		if err := r.Refresh(ctx); err != nil && ctx.Err() == nil {
-			r.log.Error("read inference registry", "error", err)
-		}
+		failing.Note(ctx, r.log, slog.LevelError, "read inference registry", r.Refresh(ctx))
 		select {
 		case <-ctx.Done():
 			return nil

@@ -16,6 +16,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
@@ -193,9 +194,9 @@ func (d *dispatch) subscribe(token int64) (<-chan worker.Outcome, func()) {
 // reportsPause is between two queries for reports, one for all runs that are followed here.
 const reportsPause = 250 * time.Millisecond
 
-// poll reads reports until no run is followed any more. An error is logged once.
+// poll reads reports until no run is followed any more.
 func (rs *Reports) poll() {
-	warned := false
+	var failing duty.Failing
 	for {
 		time.Sleep(reportsPause)
 		rs.mu.Lock()
@@ -205,13 +206,7 @@ func (rs *Reports) poll() {
 		if len(all) == 0 {
 			return
 		}
-		err := rs.readReports(all)
-		if err != nil && !warned {
-			rs.log.Warn("reports of workers cannot be read; trying on", "error", err)
-		} else if err == nil && warned {
-			rs.log.Info("reports of workers are read again")
-		}
-		warned = err != nil
+		failing.Note(context.Background(), rs.log, slog.LevelWarn, "read reports of workers", rs.readReports(all))
 	}
 }
 

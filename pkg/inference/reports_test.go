@@ -317,7 +317,7 @@ func TestReportsThatCannotBeReadAreToldOfOnce(t *testing.T) {
 		looking = c.polling
 		c.mu.Unlock()
 	}
-	if text := out.String(); strings.Count(text, "level=WARN") != 1 || strings.Count(text, "read again") != 1 {
+	if text := out.String(); strings.Count(text, "level=WARN") != 1 || strings.Count(text, "works again") != 1 {
 		t.Errorf("the log says\n%s", text)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/slot"
@@ -341,6 +342,7 @@ func (p *SlotPool) rely(until time.Time) {
 func (p *SlotPool) Run(ctx context.Context) error {
 	ticks := time.NewTicker(p.tuning.renewEvery)
 	defer ticks.Stop()
+	var failing duty.Failing
 	for {
 		select {
 		case <-ctx.Done():
@@ -350,9 +352,7 @@ func (p *SlotPool) Run(ctx context.Context) error {
 		case <-ticks.C:
 		case <-p.kick:
 		}
-		if err := p.Renew(ctx); err != nil && ctx.Err() == nil {
-			p.log.Warn("renew slots", "error", err)
-		}
+		failing.Note(ctx, p.log, slog.LevelWarn, "renew slots", p.Renew(ctx))
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
@@ -100,6 +101,7 @@ func (u *Used) add(more Used) {
 func (u *UsageLog) Run(ctx context.Context) error {
 	ticks := time.NewTicker(u.every)
 	defer ticks.Stop()
+	var failing duty.Failing
 	if err := u.clock.Read(ctx, u.db); err != nil && ctx.Err() == nil {
 		u.log.Warn("use goes by the clock of this machine until the first fold", "error", err)
 	}
@@ -111,9 +113,7 @@ func (u *UsageLog) Run(ctx context.Context) error {
 			return u.Fold(ctx)
 		case <-ticks.C:
 		}
-		if err := u.Fold(ctx); err != nil && ctx.Err() == nil {
-			u.log.Error("fold usage; trying again", "error", err)
-		}
+		failing.Note(ctx, u.log, slog.LevelError, "fold usage", u.Fold(ctx))
 	}
 }
 

@@ -3,8 +3,10 @@ package tasknode
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -15,6 +17,7 @@ func (n *Node) heartbeat(ctx context.Context) {
 	defer timer.Stop()
 	var start time.Time
 	missed := false
+	var failing duty.Failing
 	for {
 		select {
 		case <-ctx.Done():
@@ -25,8 +28,9 @@ func (n *Node) heartbeat(ctx context.Context) {
 		case <-timer.C:
 		}
 		start = time.Now()
-		if err := n.beat(ctx); err != nil && ctx.Err() == nil {
-			n.cfg.Log.Warn("heartbeat", "node", n.cfg.Name, "since", start.Sub(n.lease.renewed()), "error", err)
+		err := n.beat(ctx)
+		failing.Note(ctx, n.cfg.Log, slog.LevelWarn, "heartbeat", err, "node", n.cfg.Name)
+		if err != nil && ctx.Err() == nil {
 			n.dropIdleBeats()
 			// Missed beats are tried again soon: each one counts against the lease.
 			timer.Reset(n.jitter(n.cfg.Beat / 4))

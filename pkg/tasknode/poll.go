@@ -2,9 +2,11 @@ package tasknode
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -19,6 +21,7 @@ type lanePoll struct {
 	notBefore time.Time
 	cost      time.Duration
 	cut       bool // the last poll did not list all lanes
+	failing   duty.Failing
 	// the last lane listed of each queue with more lanes than lanesMax: the next poll goes on behind it. Only the
 	// thread that polls uses it
 	beyond map[int32]invalidation.Lane
@@ -92,9 +95,7 @@ func (n *Node) discover(ctx context.Context) bool {
 		err = n.pollFurther(ctx, found)
 	}
 	n.poll.end(time.Now(), time.Since(start), len(n.poll.beyond) > 0)
-	if err != nil && ctx.Err() == nil {
-		n.cfg.Log.Warn("poll for lanes with work", "error", err)
-	}
+	n.poll.failing.Note(ctx, n.cfg.Log, slog.LevelWarn, "poll for lanes with work", err)
 	return len(found) > 0
 }
 

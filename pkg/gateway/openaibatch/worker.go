@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -117,17 +118,24 @@ func (s *Batches) anyOpen(ctx context.Context) (open bool) {
 	ctx, cancel := context.WithTimeout(ctx, statementMax)
 	defer cancel()
 	err := s.db.QueryRow(ctx, openSQL).Scan(&open)
+	if err == nil && !open {
+		s.taking.Note(ctx, s.log, slog.LevelError, takeStep, nil)
+	}
 	return open || err != nil
 }
+
+// takeStep is what fails and works again in the log.
+const takeStep = "take a batch"
 
 // turn works on one batch. It is false if none was due or the database failed.
 func (s *Batches) turn(ctx context.Context) bool {
 	id, err := s.take(ctx)
-	if errors.Is(err, pgx.ErrNoRows) || ctx.Err() != nil {
-		return false
+	none := errors.Is(err, pgx.ErrNoRows)
+	if none {
+		err = nil
 	}
-	if err != nil {
-		s.log.Error("take a batch", "error", err)
+	s.taking.Note(ctx, s.log, slog.LevelError, takeStep, err)
+	if none || err != nil || ctx.Err() != nil {
 		return false
 	}
 	err = s.work(ctx, id)

@@ -199,7 +199,7 @@ func (b *beat) readGroup(ctx context.Context, db postgres.DB, group []*tap) erro
 
 // beats reads until ctx ends. While the database is away streams wait for it.
 func (s *Predictions) beats(ctx context.Context) {
-	s.whileWanted(ctx, duty{
+	s.whileWanted(ctx, repeated{
 		name: "read output for streams", bell: &s.beat.bell, every: beatEvery,
 		wanted: func() bool { return len(s.beat.wanting()) > 0 },
 		do:     func() error { return s.beat.read(ctx, s.db) },

@@ -2,8 +2,11 @@ package prediction
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock/internal/duty"
 )
 
 // bell tells a duty that there is work again; one that has none waits for it without a clock.
@@ -42,8 +45,8 @@ func (s *Predictions) Run(ctx context.Context) error {
 	return nil
 }
 
-// duty is a statement that is made again and again while requests need it.
-type duty struct {
+// repeated is a statement that is made again and again while requests need it.
+type repeated struct {
 	name   string
 	bell   *bell // rung when a request begins to need it
 	every  time.Duration
@@ -51,12 +54,15 @@ type duty struct {
 	do     func() error
 }
 
-// whileWanted does a duty until ctx ends. While no request needs it, there is no statement and no clock.
-func (s *Predictions) whileWanted(ctx context.Context, d duty) {
+// whileWanted makes a statement until ctx ends. While no request needs it, there is no statement and no clock.
+func (s *Predictions) whileWanted(ctx context.Context, d repeated) {
+	var failing duty.Failing
 	for heard(ctx, d.bell) {
 		for pause := d.every; d.wanted() && passed(ctx, pause); {
 			pause = d.every
-			if s.failed(ctx, d.name, d.do()) {
+			err := d.do()
+			failing.Note(ctx, s.log, slog.LevelError, d.name, err)
+			if err != nil {
 				pause = failedPause
 			}
 		}
@@ -83,12 +89,4 @@ func passed(ctx context.Context, d time.Duration) bool {
 	case <-clock.C:
 		return true
 	}
-}
-
-// failed says whether a step ended in an error, and logs it.
-func (s *Predictions) failed(ctx context.Context, step string, err error) bool {
-	if err != nil && ctx.Err() == nil {
-		s.log.Error("predictions", "step", step, "error", err)
-	}
-	return err != nil
 }

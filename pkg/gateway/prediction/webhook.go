@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -115,18 +117,20 @@ func (s *Predictions) checkWebhook(address string) error {
 // notices pushes deliveries of webhooks until ctx ends, and forgets old predictions.
 func (s *Predictions) notices(ctx context.Context) {
 	swept := time.Now()
+	var pushing, sweeping duty.Failing
 	for {
 		pause := noticeIdle
 		owed, err := s.owesNotices(ctx)
 		if owed {
 			pause, err = s.notify(ctx)
 		}
-		if s.failed(ctx, "push webhooks", err) {
+		pushing.Note(ctx, s.log, slog.LevelError, "push webhooks", err)
+		if err != nil {
 			pause = failedPause
 		}
 		if time.Since(swept) > sweepEvery {
 			swept = time.Now()
-			s.failed(ctx, "sweep predictions", s.sweep(ctx))
+			sweeping.Note(ctx, s.log, slog.LevelError, "sweep predictions", s.sweep(ctx))
 		}
 		clock, rung := time.NewTimer(pause), s.owed.heard()
 		if owed {

@@ -1,0 +1,83 @@
+package duty
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// withoutTime is a log whose lines have no times.
+func withoutTime(text *bytes.Buffer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(text, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}))
+}
+
+// A database that takes no writes for a while gave a line each second of each duty.
+func TestAStepThatGoesOnFailingHasALineAtBothEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var errs Errors
+		var text bytes.Buffer
+		var f Failing
+		log := errs.Log("probes", withoutTime(&text))
+		try := func(n int, err error) {
+			for range n {
+				f.Note(t.Context(), log, slog.LevelError, "claim", err, "queue", "mails")
+				time.Sleep(time.Second)
+			}
+		}
+		try(3, nil)
+		try(650, errors.New("read-only"))
+		try(3, nil)
+		try(1, errors.New("away"))
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		f.Note(ended, log, slog.LevelError, "claim", nil)
+		const want = `
+level=ERROR msg="a step failed; trying again" duty=probes step=claim error=read-only queue=mails
+level=ERROR msg="a step failed; trying again" duty=probes step=claim error=read-only queue=mails
+level=INFO msg="a step works again" duty=probes step=claim after=10m50s failures=650
+level=ERROR msg="a step failed; trying again" duty=probes step=claim error=away queue=mails
+`
+		if got := "\n" + text.String(); got != want {
+			t.Errorf("the log is %s, want %s", got, want)
+		}
+		if n := errs.Counts()["probes"]; n != 651 {
+			t.Errorf("%d errors were counted, want each of 651 tries", n)
+		}
+	})
+}
+
+func TestALoopSaysWhenItsPassesWorkAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var text bytes.Buffer
+		n := 0
+		l := Loop{Name: "test", Pause: time.Second, Log: withoutTime(&text)}
+		err := l.Run(ctx, func(context.Context) (time.Duration, error) {
+			switch n++; {
+			case n <= 5:
+				return 0, errors.New("away")
+			case n > 7:
+				cancel()
+			}
+			return time.Second, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const want = `level=INFO msg="a step works again" step=pass after=5s failures=5`
+		if lines := strings.Count(text.String(), "\n"); lines != 2 || !strings.Contains(text.String(), want) {
+			t.Errorf("the log is %s, want two lines, the second of them %s", text.String(), want)
+		}
+	})
+}
