@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -82,13 +83,6 @@ func (s *server) poolMetrics(out chan<- prometheus.Metric) {
 		for criticality, n := range p.Waiting {
 			sums.Add("gateway_queue_length", float64(n), model, criticality)
 		}
-		for c := range gateway.Criticality(len(p.Waiting)) { //nolint:gosec // three
-			criticality, counts := c.String(), p.Counters()
-			sums.Add("gateway_bypass_total", float64(counts.Bypassed[c]), model, criticality)
-			sums.Add("gateway_queued_total", float64(counts.Queued[c]), model, criticality)
-			sums.Add("gateway_dispatched_total", float64(counts.Dispatched[c]), model, criticality)
-			sums.Add("gateway_requests_evicted_total", float64(counts.Evicted[c]), model, criticality)
-		}
 		sums.Add("gateway_stock_level", float64(p.InFlight), model)
 		sums.Add("gateway_ceiling", float64(p.Ceiling), model)
 		sums.Add("gateway_mode", 1, model, p.Mode)
@@ -98,7 +92,17 @@ func (s *server) poolMetrics(out chan<- prometheus.Metric) {
 		sums.Add("gateway_bytes_waiting", float64(p.Bytes), model)
 		sums.Add("gateway_slots", float64(p.Held-p.Idle), model, "busy")
 		sums.Add("gateway_slots", float64(p.Idle), model, "idle")
-		sums.Add("gateway_requests_expired_total", float64(p.Counters().Expired), model)
+	}
+	for _, p := range slices.Concat(s.gateway.States(), s.gateway.FormerStates()) {
+		model, counts := s.observer.models.Label(p.Model), p.Counters()
+		for c := range gateway.Criticality(len(p.Waiting)) { //nolint:gosec // three
+			criticality := c.String()
+			sums.Add("gateway_bypass_total", float64(counts.Bypassed[c]), model, criticality)
+			sums.Add("gateway_queued_total", float64(counts.Queued[c]), model, criticality)
+			sums.Add("gateway_dispatched_total", float64(counts.Dispatched[c]), model, criticality)
+			sums.Add("gateway_requests_evicted_total", float64(counts.Evicted[c]), model, criticality)
+		}
+		sums.Add("gateway_requests_expired_total", float64(counts.Expired), model)
 		sums.Add("gateway_requests_cancelled_total", float64(p.Dropped[gateway.DropCancelled]), model)
 		for _, reason := range refusedAtOnce {
 			sums.Add("gateway_queue_push_errors_total", float64(p.Dropped[reason]), model, string(reason))

@@ -56,3 +56,34 @@ func TestMetricsTellOfPoolsAndNotOfFlows(t *testing.T) {
 		t.Log(strings.Join(slices.DeleteFunc(lines, func(l string) bool { return !strings.HasPrefix(l, "penstock_gateway_") }), "\n"))
 	}
 }
+
+// What the models beyond the bound of a label have counted stays in their sum when one of them is removed: Prometheus
+// takes a counter that falls for one that began again, and all that is left of it for new.
+func TestASumOfCountersDoesNotFallWithAModel(t *testing.T) {
+	t.Parallel()
+	s := &server{cfg: defaults(), log: (&site{T: t}).log(), observer: newObserver()}
+	s.observer.models.Max = 1
+	s.gateway = gateway.New(gateway.Config{Open: true, Observer: s.observer})
+	set := func(names ...string) {
+		var models []gateway.ModelState
+		for _, name := range names {
+			models = append(models, gateway.ModelState{Name: name, Protocol: worker.ProtocolOpenAI, Policy: gateway.DefaultPolicy()})
+		}
+		s.gateway.SetModels(models)
+		s.gateway.Fixed()
+	}
+	set("a", "b", "c")
+	for _, model := range []string{"a", "b", "c"} { // the first has a label of its own
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"model":"`+model+`"}`))
+		s.gateway.ServeHTTP(httptest.NewRecorder(), request)
+	}
+	for _, names := range [][]string{{"a", "b", "c"}, {"a", "b"}, {"a", "b", "c"}} {
+		set(names...)
+		answer := httptest.NewRecorder()
+		s.debug().ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost/metrics", nil))
+		const want = `penstock_gateway_queue_push_errors_total{error_type="no_endpoints",model="other"} 2`
+		if !strings.Contains(answer.Body.String(), want+"\n") {
+			t.Errorf("with models %v there is no %s", names, want)
+		}
+	}
+}

@@ -64,6 +64,7 @@ type route struct {
 type catalog struct {
 	routes map[string]*route // by requested name
 	models []*route          // one for each model, by name
+	former []*sharedPool     // of models that are no more
 }
 
 // models holds the newest catalog, and the pools, which outlive it.
@@ -112,6 +113,7 @@ func (m *models) set(list []ModelState, config Config, open func(name string, po
 	for name, pool := range m.pools {
 		if !seen[name] {
 			pool.do(func(now time.Time, p *Pool) { p.SetInstances(now, nil) })
+			fresh.former = append(fresh.former, pool)
 		}
 	}
 	slices.SortFunc(fresh.models, func(a, b *route) int { return strings.Compare(a.model.Name, b.model.Name) })

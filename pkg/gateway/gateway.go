@@ -220,6 +220,18 @@ func (g *Gateway) States() []PoolState {
 	return states
 }
 
+// FormerStates returns those of the pools whose models are not registered any more: a sum over models is a counter,
+// which never falls.
+func (g *Gateway) FormerStates() []PoolState {
+	var states []PoolState
+	if c := g.models.current.Load(); c != nil {
+		for _, pool := range c.former {
+			states = append(states, pool.view())
+		}
+	}
+	return states
+}
+
 // Explain returns the record of one of the last requests.
 func (g *Gateway) Explain(id string) (RequestRecord, bool) { return g.ring.find(id) }
 

@@ -72,13 +72,16 @@ type Tally struct {
 	Busy    int   // of these, the ones with a call
 }
 
-// Tallies returns the figures of every registered model.
+// Tallies returns the figures of every model that is or was registered: a sum over models is a counter, which never
+// falls.
 func (p *SlotPool) Tallies() map[string]Tally {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	tallies := map[string]Tally{}
 	for model := range p.registry.current.Load().models {
-		state := p.stateOf(model)
+		p.stateOf(model)
+	}
+	for model, state := range p.models {
 		t := state.tally
 		t.Held = state.ledger.held()
 		t.Busy = t.Held - state.ledger.idle()

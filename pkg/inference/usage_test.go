@@ -330,3 +330,20 @@ func TestAnAnswerThatIsNotKeptIsWasted(t *testing.T) {
 		})
 	}
 }
+
+// Sums over models are counters: they keep what one has counted that is removed.
+func TestTalliesKeepARemovedModel(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	g := b.gpu(answers)
+	b.instance("gpu-1", g.URL, 1)
+	m := b.start(ServiceConfig{})
+	if o := b.outcome(b.push(`{}`)[0]); o.Outcome != "done" {
+		t.Fatalf("outcome %+v", o)
+	}
+	_, err := b.pool.Exec(b.ctx, `SELECT penstock.remove_instance($1, 'gpu-1', true, 'test'), penstock.remove_model($1, 'test')`, b.model.Name)
+	b.must(err)
+	b.eventually("the node knows it", func() bool { _, known := m.Registry.Model(b.model.Name); return !known })
+	if n := m.Pool.Tallies()[b.model.Name].Calls; n != 1 {
+		t.Errorf("%d calls of the removed model are counted, want 1", n)
+	}
+}
