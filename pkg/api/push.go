@@ -111,7 +111,11 @@ func (a *API) pushList(w http.ResponseWriter, r *http.Request) error {
 	}
 	pushed, err := a.pushWithin(ctx, queue, pushes...)
 	if err != nil {
-		return neverFits(inUse(err, pushes...), len(pushes))
+		err = neverFits(inUse(err, pushes...), len(pushes))
+		if len(pushes) == 1 {
+			err = refusedOne{err}
+		}
+		return err
 	}
 	return answerPush(w, pushed, one)
 }
@@ -144,6 +148,12 @@ func neverFits(err error, n int) error {
 	}
 	return err
 }
+
+// refusedOne is the error of a push of one entry, which does not say which entry of the push it is about.
+type refusedOne struct{ error }
+
+func (e refusedOne) Error() string { return aboutOne.Replace(e.error.Error()) }
+func (e refusedOne) Unwrap() error { return e.error }
 
 // readBody reads a body whole, within what all bodies together and those of the holder may take. The caller calls give
 // when it needs the body no more, error or not.

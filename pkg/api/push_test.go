@@ -495,6 +495,18 @@ func TestCallbackAddressIsCheckedWhenItIsPushed(t *testing.T) {
 	}
 }
 
+// A push of one entry has no other that its error could be about.
+func TestAnErrorOfOneEntryDoesNotNumberIt(t *testing.T) {
+	s := serve(t, Config{}, invalidation.Config{})
+	const late = `{"payload": 1, "finish_by": "2001-01-01T00:00:00Z"}`
+	for body, numbered := range map[string]bool{late: false, `[` + late + `]`: false, `[{"payload": 1}, ` + late + `]`: true} {
+		answer, text := s.post(strings.NewReader(body), "Content-Type", "application/json")
+		if answer.StatusCode != 422 || strings.Contains(text, "entry ") != numbered {
+			t.Errorf("%s: %d %s", body, answer.StatusCode, text)
+		}
+	}
+}
+
 func TestWhatIsWrongWithABodyIsSaidInWordsOfTheAPI(t *testing.T) {
 	for body, want := range map[string]struct {
 		is   error

@@ -101,7 +101,7 @@ func (a *answers) count(l *streamLine) {
 	}
 }
 
-// aboutOne takes from an error which entry of the push it was: the line says so.
+// aboutOne takes from an error which entry of the push it was: there is one, or the line says so.
 var aboutOne = strings.NewReplacer(" (entry 1)", "", " of entry 1 ", " ")
 
 func (a *answers) send() error {
