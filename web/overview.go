@@ -24,8 +24,9 @@ const (
 // overviewView is the page that one looks at first.
 type overviewView struct {
 	Queues   int
+	Unknown  int        // queues that are not measured yet: no figure counts them
 	Waiting  int64      // entries that could run and do not
-	Backlog  *float64   // seconds of work at the present rate; nil: nothing leaves
+	Backlog  *float64   // seconds of work at the present rate; nil: nothing leaves, or no queue is measured
 	Oldest   *time.Time // since when its oldest entry waits
 	OldestOf string     // its queue
 	In, Out  *float64   // entries a second
@@ -89,13 +90,19 @@ func (d *Dashboard) overview(ctx context.Context, _ query) (any, error) {
 	v.Notices = notices[:min(len(notices), noticesMax)]
 	v.More = len(notices) - len(v.Notices)
 	for _, q := range queues {
+		if q.Unmeasured {
+			v.Unknown++
+			continue
+		}
 		v.Waiting += q.AwaitingCompute
 		v.In, v.Out = sum(v.In, q.InPerSecond), sum(v.Out, q.OutPerSecond)
 		if since := waitingSince(q); since != nil && (v.Oldest == nil || since.Before(*v.Oldest)) {
 			v.Oldest, v.OldestOf = since, q.Name
 		}
 	}
-	v.Backlog = drainSeconds(v.Waiting, v.Out)
+	if v.Unknown == 0 || v.Unknown < v.Queues {
+		v.Backlog = drainSeconds(v.Waiting, v.Out)
+	}
 	if gpu.Seconds > 0 && gpu.Over > 0 {
 		hourly := gpu.Seconds / gpu.Over * time.Hour.Seconds()
 		v.GPU, v.Wasted = &hourly, gpu.Wasted/gpu.Seconds

@@ -152,10 +152,14 @@ func (a *app) headline(s *operator.Snapshot) string {
 	for _, r := range s.Rates {
 		in, out = in+r.In, out+r.Out
 	}
+	unknown := ""
+	if s.Unmeasured > 0 {
+		unknown = fmt.Sprintf("  (%s not measured yet)", many(int64(s.Unmeasured), "queue", "queues"))
+	}
 	v := s.Server
-	return fmt.Sprintf("%s  %s  %s  computing %d  waiting %d  failed %d  in %.1f/s  out %.1f/s\n",
+	return fmt.Sprintf("%s  %s  %s  computing %d  waiting %d  failed %d%s  in %.1f/s  out %.1f/s\n",
 		a.paint(bold, s.At.UTC().Format("2006-01-02 15:04:05Z")),
-		leader, nodes, running, s.Waiting, failed, in, out) +
+		leader, nodes, running, s.Waiting, failed, unknown, in, out) +
 		fmt.Sprintf("connections %d/%d  horizon %s  dead rows %d  notify queue %.0f %%\n", v.Connections,
 			v.MaxConnections, age(v.HorizonSeconds),
 			v.DeadTuples, v.NotifyUsage*100)

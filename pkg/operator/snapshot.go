@@ -17,6 +17,8 @@ type Snapshot struct {
 	Leader  *Leader   `json:"leader,omitempty"`
 	Server  Server    `json:"server"`
 	Waiting int64     `json:"waiting"`
+
+	Unmeasured int `json:"unmeasured,omitempty" doc:"Queues without a sample yet, which waiting does not count."`
 }
 
 // Rate is the entries a second inserted into and deleted from a queue's table between two samples.
@@ -71,6 +73,9 @@ func (d *Database) Snapshot(ctx context.Context, earlier *Snapshot) (*Snapshot, 
 	}
 	for _, q := range s.Queues {
 		s.Waiting += q.AwaitingCompute
+		if q.Unmeasured {
+			s.Unmeasured++
+		}
 	}
 	s.Rates = Rates(earlier, s)
 	return s, nil
