@@ -13,12 +13,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -43,6 +46,7 @@ func heard(t *testing.T, answer string) (url string, parents chan string) {
 type spans struct {
 	*testing.T
 	exporter *tracetest.InMemoryExporter
+	pool     *pgxpool.Pool
 }
 
 func (s spans) find(name string) tracetest.SpanStub {
@@ -54,6 +58,7 @@ func (s spans) find(name string) tracetest.SpanStub {
 			}
 		}
 	}
+	s.list()
 	s.Fatalf("there is no span %q", name)
 	return tracetest.SpanStub{}
 }
@@ -65,11 +70,22 @@ func (s spans) told(parents chan string) string {
 	case parent := <-parents:
 		return parent
 	case <-time.After(time.Minute):
-		for _, one := range s.exporter.GetSpans() {
-			s.Logf("%-16s %v %s", one.Name, one.Status, attribute(one, "messaging.operation.name"))
-		}
+		s.list()
 		s.Fatal("nobody called")
 		return ""
+	}
+}
+
+// list logs the spans, and the entries that have not ended: they say why something is missing.
+func (s spans) list() {
+	s.Helper()
+	for _, one := range s.exporter.GetSpans() {
+		s.Logf("%-16s %v %s", one.Name, one.Status, attribute(one, "messaging.operation.name"))
+	}
+	rows := postgres.Query(s.Context(), s.pool, `SELECT to_jsonb(e)::text, penstock.explain_entry(e.id)::text FROM penstock.entry e`)
+	var entry, why string
+	if _, err := pgx.ForEachRow(rows, []any{&entry, &why}, func() error { s.Log(entry, why); return nil }); err != nil {
+		s.Log(err)
 	}
 }
 
@@ -94,7 +110,7 @@ func TestTraceFromThePushToTheCallback(t *testing.T) {
 	pool := pgtest.New(t)
 	exporter := tracetest.NewInMemoryExporter()
 	provider := sdk.NewTracerProvider(sdk.WithSyncer(exporter))
-	found := spans{t, exporter}
+	found := spans{t, exporter, pool}
 	worker, called := heard(t, `{"status": "success", "result": {"ok": true}}`)
 	receiver, calledBack := heard(t, `{}`)
 	if _, err := pool.Exec(t.Context(), fmt.Sprintf(`SELECT penstock.register_model('m', '{"protocol": "dispatcher"}'),
@@ -109,7 +125,7 @@ func TestTraceFromThePushToTheCallback(t *testing.T) {
 	cfg.TaskNode.Webhook.AllowNetworks = []string{"127.0.0.0/8"}
 	t.Setenv("HOOKS", "a key for tests alone")
 	cfg.TaskNode.Webhook.Key = "env:HOOKS"
-	n, err := newNode(cfg, &penstock.DB{Pool: pool, Beats: pool}, provider, slog.New(slog.DiscardHandler))
+	n, err := newNode(cfg, &penstock.DB{Pool: pool, Beats: pool}, provider, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,8 +134,16 @@ func TestTraceFromThePushToTheCallback(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- n.run(ctx, listener) }()
+	var failure error
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		failure = n.run(ctx, listener)
+	}()
+	defer func() {
+		stop()
+		<-ended
+	}()
 
 	const client = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	body := fmt.Sprintf(`{"payload": {"x": 1}, "callback": {"url": %q}}`, receiver)
@@ -195,8 +219,8 @@ func TestTraceFromThePushToTheCallback(t *testing.T) {
 		t.Error("the delivery has no span")
 	}
 	stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
+	if <-ended; failure != nil {
+		t.Error(failure)
 	}
 	for _, s := range exporter.GetSpans() {
 		t.Logf("%-8s %-16s %s below %s", s.SpanKind, s.Name, s.SpanContext.SpanID(), s.Parent.SpanID())
