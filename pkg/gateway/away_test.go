@@ -1,8 +1,11 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -75,5 +78,24 @@ func TestSlotsEndWhileTheDatabaseStaysAway(t *testing.T) {
 				group.Wait()
 			})
 		})
+	}
+}
+
+// Another session may have the rows of one model: its statements fail, and those of other models work.
+func TestStatementsOfOneModelThatFailAreLoggedOnce(t *testing.T) {
+	t.Parallel()
+	var text bytes.Buffer
+	l := NewLeases(LeasesConfig{Log: slog.New(slog.NewTextHandler(&text, nil))}, New(Config{}), nil, nil)
+	for range 10 {
+		for model, err := range map[string]error{"held": errors.New("locked"), "other": nil} {
+			l.answered(err, statement{"lease", model})
+		}
+	}
+	if lines := strings.Count(text.String(), "\n"); lines != 1 || !strings.Contains(text.String(), "model=held") {
+		t.Errorf("the log has %d lines, want one of model held:\n%s", lines, text.String())
+	}
+	l.answered(nil, statement{"lease", "held"})
+	if !strings.Contains(text.String(), "works again") || len(l.failing) > 0 {
+		t.Errorf("it works again, and %d statements fail:\n%s", len(l.failing), text.String())
 	}
 }

@@ -80,7 +80,7 @@ func (l *leaser) pass(ctx context.Context) time.Time {
 }
 
 // execute sends a statement of the leaser, with a bound on its time.
-func (l *leaser) execute(ctx context.Context, what string, statement func(ctx context.Context) error) bool {
+func (l *leaser) execute(ctx context.Context, what string, send func(ctx context.Context) error) bool {
 	leases := l.leases
 	select {
 	case leases.statements <- struct{}{}:
@@ -90,12 +90,12 @@ func (l *leaser) execute(ctx context.Context, what string, statement func(ctx co
 	}
 	bounded, cancel := context.WithTimeout(ctx, leases.config.timeout)
 	defer cancel()
-	err := statement(bounded)
+	err := send(bounded)
 	l.failed = time.Time{}
 	if err != nil {
 		l.failed = time.Now()
 	}
-	return leases.answered(err, what)
+	return leases.answered(err, statement{what, l.model})
 }
 
 // away says whether the database did not answer the last statement about all models, or just now that of the leaser.

@@ -26,15 +26,15 @@ type Leases struct {
 	statements chan struct{} // holds one for each statement of a leaser that is under way
 
 	mu            sync.Mutex
-	leasers       map[string]*leaser       // by model
-	start         func(l *leaser)          // runs a leaser in a goroutine; nil while Run does not
-	granted       bool                     // the gateway was told of slots that no comparison has read
-	reading       bool                     // a comparison reads them
-	answer        time.Time                // the last statement that the database answered
-	failed        bool                     // it did not answer the last one about all models
-	failing       map[string]*duty.Failing // by statement
-	nodeLeaseEnds time.Time                // until then what is held is this gateway's, by its lease
-	trusted       time.Time                // until then slots are used; zero: it was not set yet
+	leasers       map[string]*leaser          // by model
+	start         func(l *leaser)             // runs a leaser in a goroutine; nil while Run does not
+	granted       bool                        // the gateway was told of slots that no comparison has read
+	reading       bool                        // a comparison reads them
+	answer        time.Time                   // the last statement that the database answered
+	failed        bool                        // it did not answer the last one about all models
+	failing       map[statement]*duty.Failing // those that go on failing
+	nodeLeaseEnds time.Time                   // until then what is held is this gateway's, by its lease
+	trusted       time.Time                   // until then slots are used; zero: it was not set yet
 	figures       LeaseFigures
 }
 
@@ -67,7 +67,7 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	l := &Leases{
 		config: config, holder: slot.Holder{DB: db, Node: node}, gateway: g, log: cmp.Or(config.Log, slog.Default()),
 		wake: make(chan struct{}, 1), statements: make(chan struct{}, SlotStatements), leasers: map[string]*leaser{},
-		answer: time.Now(), failing: map[string]*duty.Failing{},
+		answer: time.Now(), failing: map[statement]*duty.Failing{},
 	}
 	g.leases = l
 	return l
@@ -266,18 +266,40 @@ func (l *Leases) note(err error, what string) bool {
 	l.mu.Lock()
 	l.failed = err != nil
 	l.mu.Unlock()
-	return l.answered(err, what)
+	return l.answered(err, statement{what: what})
+}
+
+// statement names a statement in the log. That of one model may fail while those of others work.
+type statement struct {
+	what  string
+	model string // empty: it is about all models
+}
+
+// logFailing logs when a statement begins to fail and when it works again. Called with mu held.
+func (l *Leases) logFailing(s statement, err error) {
+	failing := l.failing[s]
+	switch {
+	case failing == nil && err == nil:
+		return
+	case failing == nil:
+		failing = &duty.Failing{}
+		l.failing[s] = failing
+	case err == nil:
+		delete(l.failing, s)
+	}
+	log := l.log
+	if s.model != "" {
+		log = log.With("model", s.model)
+	}
+	failing.Note(context.Background(), log, slog.LevelWarn, "slots: "+s.what, err)
 }
 
 // answered takes down whether the database answered a statement.
-func (l *Leases) answered(err error, what string) bool {
+func (l *Leases) answered(err error, s statement) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	silent := time.Since(l.answer)
-	if l.failing[what] == nil {
-		l.failing[what] = &duty.Failing{}
-	}
-	l.failing[what].Note(context.Background(), l.log, slog.LevelWarn, "slots: "+what, err)
+	l.logFailing(s, err)
 	if err != nil {
 		return false
 	}
