@@ -78,7 +78,8 @@ var refusedAtOnce = []gateway.Dropped{
 
 func (s *server) poolMetrics(out chan<- prometheus.Metric) {
 	sums := s.observer.metrics.Sums()
-	for _, p := range s.gateway.States() {
+	registered, former := s.gateway.AllStates()
+	for _, p := range registered {
 		model := s.observer.models.Label(p.Model)
 		for criticality, n := range p.Waiting {
 			sums.Add("gateway_queue_length", float64(n), model, criticality)
@@ -93,7 +94,7 @@ func (s *server) poolMetrics(out chan<- prometheus.Metric) {
 		sums.Add("gateway_slots", float64(p.Held-p.Idle), model, "busy")
 		sums.Add("gateway_slots", float64(p.Idle), model, "idle")
 	}
-	for _, p := range slices.Concat(s.gateway.States(), s.gateway.FormerStates()) {
+	for _, p := range slices.Concat(registered, former) {
 		model, counts := s.observer.models.Label(p.Model), p.Counters()
 		for c := range gateway.Criticality(len(p.Waiting)) { //nolint:gosec // three
 			criticality := c.String()

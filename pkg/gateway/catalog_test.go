@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -98,6 +99,34 @@ func TestTheAddressOfACall(t *testing.T) {
 		}
 		if got := <-seen; got != c.want {
 			t.Errorf("called %s, want %s", got, c.want)
+		}
+	}
+}
+
+// Sums over all pools must not fall, nor have one twice, while a model is removed or registered again.
+func TestAPoolIsInOneOfTheTwoLists(t *testing.T) {
+	t.Parallel()
+	g := New(Config{Open: true})
+	all := []ModelState{
+		{Name: "a", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy()},
+		{Name: "b", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy()},
+	}
+	g.SetModels(slices.Clone(all))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 1000 {
+			g.SetModels(slices.Clone(all[:1+i%2]))
+		}
+	}()
+	for ended := false; !ended; {
+		select {
+		case <-done:
+			ended = true
+		default:
+		}
+		if registered, former := g.AllStates(); len(registered)+len(former) != len(all) {
+			t.Fatalf("%d pools are registered and %d were, want %d together", len(registered), len(former), len(all))
 		}
 	}
 }

@@ -213,23 +213,24 @@ func (g *Gateway) Ready(context.Context) error {
 
 // States returns the state of every pool, by model.
 func (g *Gateway) States() []PoolState {
-	var states []PoolState
-	for _, r := range g.models.all() {
-		states = append(states, r.pool.view())
-	}
+	states, _ := g.AllStates()
 	return states
 }
 
-// FormerStates returns those of the pools whose models are not registered any more: a sum over models is a counter,
-// which never falls.
-func (g *Gateway) FormerStates() []PoolState {
-	var states []PoolState
-	if c := g.models.current.Load(); c != nil {
-		for _, pool := range c.former {
-			states = append(states, pool.view())
-		}
+// AllStates returns the states of the pools, by model, and those of the pools whose models are not registered any more:
+// a sum over models is a counter, which never falls. Each pool is in one of the two.
+func (g *Gateway) AllStates() (registered, former []PoolState) {
+	c := g.models.current.Load()
+	if c == nil {
+		return nil, nil
 	}
-	return states
+	for _, r := range c.models {
+		registered = append(registered, r.pool.view())
+	}
+	for _, pool := range c.former {
+		former = append(former, pool.view())
+	}
+	return registered, former
 }
 
 // Explain returns the record of one of the last requests.
