@@ -256,12 +256,16 @@ func (c *usageColumns) append(k usageKey, u Used) {
 	c.extra = append(c.extra, u.Extra.Milliseconds())
 }
 
-// use counts what an exchange took of the worker; members is how many entries shared it. Where nothing
-// ran there is nothing to count. A run that the worker accepted is counted once and as a whole, by the node that sees
-// its end: those before it, which may have died, count nothing of it.
+// ran says whether a call had use of its slot. Where nothing ran there is nothing to count.
+func ran(o worker.Outcome) bool {
+	return o.Kind != worker.Busy && o.Kind != worker.NotReady && o.Kind != worker.Rejected
+}
+
+// use counts what an exchange took of the worker; members is how many entries shared it. A run that the worker accepted
+// is counted once and as a whole, by the node that sees its end: those before it, which may have died, count nothing of
+// it.
 func (d *dispatch) use(o worker.Outcome, members int) {
-	switch o.Kind {
-	case worker.Busy, worker.NotReady, worker.Rejected:
+	if !ran(o) {
 		return
 	}
 	took := d.took()
@@ -285,8 +289,8 @@ func (d *dispatch) dropAnswer() {
 	d.counted.Used = Used{}
 }
 
-// useAfterLeave counts the part of an entry in the rest of a call for several, once that is over: the others pay for
-// their parts alone.
+// useAfterLeave counts the part of an entry in the rest of a call for several, once that is over and the others pay for
+// their parts.
 func (d *dispatch) useAfterLeave(rest time.Duration, call *sharedCall) {
 	used := d.usedBy(rest/time.Duration(call.members), call.held.endpoint)
 	used.Wasted = used.GPU

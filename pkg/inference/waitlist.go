@@ -340,8 +340,8 @@ func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter)
 	} else {
 		call.held.release()
 	}
-	for _, w := range waiters {
-		if !w.left.IsZero() {
+	for i, w := range waiters {
+		if !w.left.IsZero() && ran(outcomes[i]) {
 			w.entry.useAfterLeave(time.Since(w.left), call)
 		}
 	}

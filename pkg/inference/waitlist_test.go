@@ -268,6 +268,43 @@ func TestTheTimeOfACallIsThatOfAllItsMembers(t *testing.T) {
 	}
 }
 
+// A call that its worker refuses as a whole is counted to none of its members: each is tried alone. The one that left it
+// has its part until then.
+func TestTheRestOfACallThatIsRefusedIsNotCounted(t *testing.T) {
+	b := newBed(t, joining(4, 40*time.Second))
+	goOn := make(chan struct{})
+	answer := sync.OnceFunc(func() { close(goOn) })
+	w := b.batchWorker(func([]item) { <-goOn })
+	t.Cleanup(answer)
+	b.instance("gpu-1", w.URL, 1)
+	pushing := time.Now()
+	ids := b.push(items(4, func(i *item) {
+		if i.N == 3 {
+			i.Do = "break"
+		}
+	})...)
+	n := b.start(ServiceConfig{}, folding)
+	b.eventually("the call has begun", func() bool { return len(w.seen()) == 1 })
+	n.endRun(ids[1], invalidation.ErrCancelled)
+	if o := b.outcome(ids[1]); o.Outcome != "cancelled" {
+		t.Errorf("outcome %+v", o)
+	}
+	most := time.Since(pushing) // of the call, until its member left it
+	b.eventually("the call goes on for twice as long, and a second", func() bool {
+		return time.Since(pushing) > 3*most+time.Second
+	})
+	answer()
+	for i, outcome := range map[int]string{0: "done", 2: "done", 3: "failed"} {
+		if o := b.outcome(ids[i]); o.Outcome != outcome {
+			t.Errorf("entry %d: %+v", i, o)
+		}
+	}
+	b.await(3, `SELECT coalesce(sum(calls), 0)::int FROM penstock.usage_hour`) // the last one was refused
+	if ms := int64(b.count(`SELECT sum(wasted_ms)::int FROM penstock.usage_hour`)); ms > most.Milliseconds()/4+1 {
+		t.Errorf("%d ms of a call of %v for four entries are counted to the one that left it", ms, most)
+	}
+}
+
 // Shapes that do not mix share neither calls nor fates: all get through one slot.
 func TestEntriesOfManyShapesGetThroughOneSlot(t *testing.T) {
 	model := batching
