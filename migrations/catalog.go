@@ -285,11 +285,11 @@ func Drift(ctx context.Context, db interface {
 	}
 	var d Differences
 	for object, change := range changed {
-		parameters := parameterChanges(object, change)
+		parameters, only := parameterChanges(object, change)
 		switch {
 		case change.found == "":
 			d.Objects = append(d.Objects, object+" is missing")
-		case len(parameters) > 0:
+		case only:
 			d.Parameters = append(d.Parameters, parameters...)
 		case change.recorded != "":
 			d.Objects = append(d.Objects, object+" was changed")

@@ -62,7 +62,8 @@ func TestParametersOfStorageAreNamedApartFromOtherChanges(t *testing.T) {
 	            ALTER TABLE penstock.queue ALTER COLUMN name SET STATISTICS 500, ALTER COLUMN name SET (n_distinct = 9);
 	            ALTER TABLE penstock.setting SET (autovacuum_enabled = off, fillfactor = 90);
 	            ALTER TABLE penstock.model SET (fillfactor = 90);
-	            COMMENT ON TABLE penstock.model IS 'mine'`)
+	            COMMENT ON TABLE penstock.model IS 'mine';
+	            ALTER TABLE penstock.usage SET (fillfactor = 70); ALTER TABLE penstock.usage SET (fillfactor = 50)`)
 	drift, err := migrations.Drift(t.Context(), c)
 	want := migrations.Differences{
 		Objects: []string{"table model was changed", "table setting was changed"},

@@ -48,12 +48,13 @@ func splitParameters(object, definition string) (rest string, parameters map[str
 	return definition[:cut[0]] + definition[cut[1]:], parameters
 }
 
-// parameterChanges returns a line for each parameter of an object that was changed, none unless nothing else was.
-func parameterChanges(object string, c change) (lines []string) {
+// parameterChanges returns a line for each parameter of an object that was changed, and whether nothing else was. There
+// is no line where they are only in another order, as after one was changed and set back.
+func parameterChanges(object string, c change) (lines []string, only bool) {
 	was, recorded := splitParameters(object, c.recorded)
 	is, found := splitParameters(object, c.found)
-	if was != is {
-		return nil
+	if was != is || switchedOff(found) && !switchedOff(recorded) {
+		return nil, false
 	}
 	names := maps.Clone(recorded)
 	maps.Copy(names, found)
@@ -63,10 +64,7 @@ func parameterChanges(object string, c change) (lines []string) {
 				orUnset(recorded[name])))
 		}
 	}
-	if switchedOff(found) && !switchedOff(recorded) {
-		return nil
-	}
-	return lines
+	return lines, true
 }
 
 // switchedOff says that vacuum never cleans the table by itself, which no administrator may want.
