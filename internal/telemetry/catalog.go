@@ -85,8 +85,8 @@ var catalog = []Metric{
 	both("db_connections_in_use", gauge, "connections of a pool that are in use", "pool"),
 	both("db_waits_total", counter, "times a caller had to wait for a connection of a pool", "pool"),
 
-	all("duty_errors_total", counter, "errors of a duty, which goes on; the log has the first of a row of them; "+
-		"of a leader in all of its terms", "duty"),
+	all("duty_errors_total", counter, "errors of a duty, which goes on; of those in a row the log has the first, "+
+		"and one every ten minutes; of a leader in all of its terms", "duty"),
 
 	// The election.
 	leader("leader_elected", gauge, "1 if this process is the elected leader"),
