@@ -33,7 +33,7 @@ var statements = []statement{
 	{"list pauses", "FROM penstock.pause\n WHERE scope IN ('flow', 'model', 'application')", listNothing},
 	{"list weights", "FROM penstock.flow_weight", listNothing},
 	{"applications", "SELECT name, application, kind = 'webhook'", applications},
-	{"register", "INSERT INTO penstock.node (id, name", register},
+	{"register", "INSERT INTO penstock.node AS n (id, name", register},
 	{"beat", "SET beat_at = clock_timestamp(), beat = beat + 1", beat},
 	{"remove nodes", "DELETE FROM penstock.node n\n WHERE n.id = ANY", removeNodes},
 	{"remove node", "DELETE FROM penstock.node n\n WHERE n.id = $1", removeNode},
@@ -166,6 +166,10 @@ func register(t *tables, now time.Time, a arguments) (reply, error) {
 	id := a.number(0)
 	if n := t.nodes[id]; n != nil {
 		n.threads = int32(a.number(4))
+		if n.beats == 0 {
+			n.beatAt = now
+			t.note(event{at: now, what: "beat", node: id})
+		}
 		return affected("INSERT 0", 1), nil
 	}
 	lease, _ := a[3].(time.Duration)
