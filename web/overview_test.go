@@ -25,7 +25,7 @@ func TestTheOverviewNamesQueuesThatAreNotMeasuredYet(t *testing.T) {
 	} {
 		readings := fleetReadings("acme")
 		readings["queues"], readings["failed"], readings["gpu"] = c.queues, int64(0), operator.GPUUse{}
-		readings["trends"] = gather(nil, time.Now().Add(-trendOver), trendStep)
+		readings["trends"] = gather(nil, time.Now().Add(-trendOver))
 		status, text := draw(t, inMemory(t, readings), "")
 		if status != http.StatusOK {
 			t.Fatalf("%s: %d: %s", name, status, text)

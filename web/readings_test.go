@@ -106,7 +106,7 @@ func TestNothingIsCalledDoneBeforeTheFirstSample(t *testing.T) {
 	}
 	first := time.Unix(0, 0)
 	point := operator.TrendPoint{Queue: "work", At: first.Add(trendOver), Failed: 3, Gone: 203}
-	open := gather([]operator.TrendPoint{point}, first, trendStep)
+	open := gather([]operator.TrendPoint{point}, first)
 	if after := stateFlow("/ui/", nil, open, 3, nil, nil); after.DoneNote != "or cancelled, 15 min" || after.Done.Count != 200 {
 		t.Errorf("203 entries left in a step that is not over, 3 of them failed: done %d, %q", after.Done.Count, after.DoneNote)
 	}
@@ -124,7 +124,7 @@ func TestFailuresAreThoseThatWereCounted(t *testing.T) {
 	add("deep", 2, 52_000) // an autoanalyze
 	add("late", 1, 400)
 	add("late", 3, 403)
-	if n := gather(points, first, trendStep).failures(); n != 3 {
+	if n := gather(points, first).failures(); n != 3 {
 		t.Errorf("%d failures, want 3", n)
 	}
 }

@@ -58,18 +58,18 @@ func (d *Dashboard) trends(ctx context.Context) (trends, error) {
 		if err != nil {
 			return trends{}, err
 		}
-		return gather(points, time.Now().Add(-trendOver), trendStep), nil
+		return gather(points, time.Now().Add(-trendOver)), nil
 	})
 }
 
 // gather arranges points by steps of time. Of the step that is not over yet it takes the count of
 // entries alone: its means still change.
-func gather(points []operator.TrendPoint, from time.Time, step time.Duration) trends {
-	first := from.Truncate(step)
-	n := int(trendOver / step)
-	all := trends{of: map[string]trend{}, total: newTrend(first, n, step)}
+func gather(points []operator.TrendPoint, from time.Time) trends {
+	first := from.Truncate(trendStep)
+	n := int(trendOver / trendStep)
+	all := trends{of: map[string]trend{}, total: newTrend(first, n)}
 	for _, p := range points {
-		i := int(p.At.Sub(first) / step)
+		i := int(p.At.Sub(first) / trendStep)
 		if i < 0 {
 			continue
 		}
@@ -79,7 +79,7 @@ func gather(points []operator.TrendPoint, from time.Time, step time.Duration) tr
 		}
 		t, found := all.of[p.Queue]
 		if !found {
-			t = newTrend(first, n, step)
+			t = newTrend(first, n)
 			all.of[p.Queue] = t
 		}
 		for _, t := range []trend{t, all.total} {
@@ -93,13 +93,13 @@ func gather(points []operator.TrendPoint, from time.Time, step time.Duration) tr
 	return all
 }
 
-func newTrend(first time.Time, n int, step time.Duration) trend {
+func newTrend(first time.Time, n int) trend {
 	t := trend{at: make([]time.Time, n), failed: make([]int64, n)}
 	for _, values := range []*[]float64{&t.in, &t.out, &t.initial, &t.waiting, &t.computing} {
 		*values = slices.Repeat([]float64{math.NaN()}, n)
 	}
 	for i := range n {
-		t.at[i] = first.Add(time.Duration(i) * step)
+		t.at[i] = first.Add(time.Duration(i) * trendStep)
 		t.failed[i] = -1
 	}
 	return t
