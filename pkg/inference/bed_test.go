@@ -381,7 +381,8 @@ func (m *miniNode) schedule(ctx context.Context) {
 			pause(ctx, 5*time.Millisecond)
 			continue
 		}
-		c, err := m.queue.Claim(ctx, invalidation.ClaimRequest{
+		// A claim that was cut off may be committed, and its locks be of a node that knows nothing of them.
+		c, err := m.queue.Claim(m.alive, invalidation.ClaimRequest{
 			Node: m.id, ClaimID: m.claims.Add(1), Lane: invalidation.Lane{Priority: 1}, Limit: n, IgnoreRowLocks: true,
 		})
 		if err != nil {
