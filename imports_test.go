@@ -55,14 +55,17 @@ var allowedImports = map[string][]string{
 	// The statements about slots, the only writer of slot and slot_demand.
 	"pkg/slot": {"internal/postgres", "pkg/invalidation"},
 
+	// Use of workers on its way to the database.
+	"pkg/usage": {"internal/duty", "internal/postgres", "pkg/invalidation"},
+
 	// The duties.
 	"pkg/governor":  {},
 	"pkg/tasknode":  {"internal/duty", "internal/postgres", "pkg/fairness", "pkg/invalidation"},
 	"pkg/fairness":  {"internal/duty", "internal/postgres", "pkg/invalidation"},
-	"pkg/inference": {"internal/durable", "internal/duty", "internal/postgres", "pkg/invalidation", "pkg/slot", "pkg/worker"},
+	"pkg/inference": {"internal/durable", "internal/duty", "internal/postgres", "pkg/invalidation", "pkg/slot", "pkg/usage", "pkg/worker"},
 	"pkg/gateway": {
 		"internal/durable", "internal/duty", "internal/httpserver", "internal/postgres", "internal/stream", "internal/tokenbucket", "pkg/invalidation",
-		"pkg/slot", "pkg/worker",
+		"pkg/slot", "pkg/usage", "pkg/worker",
 	},
 	"pkg/cron": {"internal/duty", "internal/postgres"},
 

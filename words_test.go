@@ -20,7 +20,7 @@ type sharedName struct {
 // oneMeaning lists names that mean the same thing in each package that declares them.
 var oneMeaning = map[string]sharedName{
 	"Config": {
-		"api batch client cron doctor election fairness gateway gateway/openaibatch gateway/prediction governor invalidation maintenance recovery scale scale/keda tasknode webhook worker",
+		"api batch client cron doctor election fairness gateway gateway/openaibatch gateway/prediction governor invalidation maintenance recovery scale scale/keda tasknode usage webhook worker",
 		"the options of the package, as everywhere in Go",
 	},
 	"Handler":     {"invalidation webhook", "webhook.Handler implements invalidation.Handler"},

@@ -61,7 +61,7 @@ func keepAsking(t *testing.T, fronts []*front, offers [][]offer, each, most int)
 
 // Two flows that have waiters at each of three gateways share the GPU time, however much more one offers, and wherever
 // it does: the gateways share the slots by need, and each shares its slots between the flows. No gateway keeps the slots
-// that it leased first while the others go without. The account of the time is the book's, in the database.
+// that it leased first while the others go without. The account of the time is that in the database.
 func TestLongFlowsShareTheTimeOfRealGateways(t *testing.T) {
 	t.Parallel()
 	const slots, each, most, least = 12, 500, 3300, 0.15

@@ -14,15 +14,15 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// heldBook is a book that takes an entry only when it is told to.
-type heldBook struct{ entered, release chan struct{} }
+// heldCharger charges a call only when it is told to.
+type heldCharger struct{ entered, release chan struct{} }
 
-func (h heldBook) Charge(gateway.Charge) {
+func (h heldCharger) Charge(gateway.Charge) {
 	close(h.entered)
 	<-h.release
 }
 
-func (heldBook) Refuse(string) {}
+func (heldCharger) Refuse(string) {}
 
 // The gateway folds its use and gives back its slots once the requests that were cut at the end of the grace have ended.
 func TestRequestsThatAreCutAreWaitedFor(t *testing.T) {
@@ -34,10 +34,10 @@ func TestRequestsThatAreCutAreWaitedFor(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	t.Cleanup(backend.Close)
-	book := heldBook{make(chan struct{}), make(chan struct{})}
+	charger := heldCharger{make(chan struct{}), make(chan struct{})}
 	cfg := defaults()
 	cfg.Gateway.Grace = time.Millisecond
-	s := &server{cfg: cfg, log: (&site{T: t}).log(), gateway: gateway.New(gateway.Config{Open: true, Charge: book})}
+	s := &server{cfg: cfg, log: (&site{T: t}).log(), gateway: gateway.New(gateway.Config{Open: true, Charge: charger})}
 	s.gateway.SetModels([]gateway.ModelState{{
 		Name: "m", Protocol: worker.ProtocolOpenAI, Policy: gateway.DefaultPolicy(), RunMax: time.Minute,
 		Instances: []gateway.InstanceState{{ID: 1, Address: backend.URL, Slots: 1, Usable: true}},
@@ -62,13 +62,13 @@ func TestRequestsThatAreCutAreWaitedFor(t *testing.T) {
 	}()
 	<-called
 	stop()
-	<-book.entered
+	<-charger.entered
 	select {
 	case err := <-done:
 		t.Errorf("the gateway goes on while a request that was cut ends its call: %v", err)
-		close(book.release)
+		close(charger.release)
 	case <-time.After(200 * time.Millisecond):
-		close(book.release)
+		close(charger.release)
 		if err := <-done; err != nil {
 			t.Error(err)
 		}

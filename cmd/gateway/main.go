@@ -92,7 +92,7 @@ type server struct {
 	slots    *pgxpool.Pool // of the statements about slots and of heartbeats: no other one makes them wait
 	member   *gateway.Registration
 	leases   *gateway.Leases
-	book     *gateway.UsageBook
+	usage    *gateway.UsageMeter
 	registry *inference.Registry
 	listener *invalidation.Listener
 	hinter   *invalidation.Hinter
@@ -179,7 +179,7 @@ func (s *server) openSlots(ctx context.Context) (*pgxpool.Pool, error) {
 // duties are what a gateway with a database does beside its requests, by name.
 func (s *server) duties() map[string]func(context.Context) error {
 	duties := map[string]func(context.Context) error{
-		"member": s.member.Run, "leases": s.leases.Run, "book": s.book.Run, "registry": s.registry.Run,
+		"member": s.member.Run, "leases": s.leases.Run, "book": s.usage.Run, "registry": s.registry.Run,
 		"settings": s.settings.Run, "budgets": s.settings.RunBudgets, "batches": s.batches.Run,
 		"predictions": s.predicts.Run, "hinter": s.hinter.Run,
 	}
@@ -207,10 +207,10 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 			time.AfterFunc(unreadyTime, s.drain)
 		},
 	}, s.slots)
-	s.book = gateway.NewUsageBook(s.pool, s.member.ID, s.errors.Log("book", s.log))
+	s.usage = gateway.NewUsageMeter(s.pool, s.member.ID, s.errors.Log("book", s.log))
 	s.hinter = invalidation.NewHinter(s.pool, 0)
 	cfg := s.config()
-	cfg.Charge = s.book
+	cfg.Charge = s.usage
 	cfg.Push = gateway.NewQueuePusher(gateway.QueuePusherConfig{
 		Base: g.APIURL, Hinter: s.hinter,
 		Wait: func(ctx context.Context, queue int32, entry int64) { s.predicts.Await(ctx, queue, entry) },

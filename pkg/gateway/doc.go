@@ -104,7 +104,7 @@
 //	compare.go      compares the slots with the database
 //	leave.go        gives back all slots, and removes the gateway's row
 //	trust.go        which slots may be used after the process was stopped
-//	book.go         the use of slots, folded into the account of the flows
+//	usage.go        what calls used of workers, by the hour and in the account of the flows
 //	catalog.go      models and routes as the registry has them
 //	settings.go     policies, tokens and flows as the database has them
 //

@@ -133,14 +133,14 @@ func (x *exchange) eventually(what string, condition func() bool) {
 	}
 }
 
-// book is the usage book of a gateway, and the queue of the model.
-func (x *exchange) book() (b *UsageBook, queue string) {
+// meter is the usage meter of a gateway, and the queue of the model.
+func (x *exchange) meter() (m *UsageMeter, queue string) {
 	x.Helper()
 	x.exec(`SELECT penstock.register_gateway(1, 'g', 'default', interval '1 hour')`)
 	if err := x.pool.QueryRow(x.Context(), `SELECT name FROM penstock.queue WHERE model = 'm'`).Scan(&queue); err != nil {
 		x.Fatal(err)
 	}
-	return NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, slog.New(slog.DiscardHandler)), queue
+	return NewUsageMeter(x.pool, func() invalidation.NodeID { return 1 }, slog.New(slog.DiscardHandler)), queue
 }
 
 // keepDemand has slots missed until a test says otherwise, instead of for three seconds after they were asked for.

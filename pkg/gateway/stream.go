@@ -63,7 +63,7 @@ func mayHoldUsage(p []byte) bool {
 
 // isUsageChunk says whether an event carries token counts and no choices.
 func isUsageChunk(event []byte) bool {
-	if !mayHoldUsage(event) || !bytes.Contains(event, usageKey) {
+	if !mayHoldUsage(event) || !bytes.Contains(event, usageMember) {
 		return false
 	}
 	data := eventData(event)

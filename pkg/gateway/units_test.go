@@ -132,11 +132,11 @@ func TestFlowsAreServedByTheSequencesOfTheirCalls(t *testing.T) {
 func TestUseOfGPUsIsFolded(t *testing.T) {
 	t.Parallel()
 	x := newExchange(t)
-	b, queue := x.book()
+	m, queue := x.meter()
 	for range 2 {
-		b.Charge(Charge{Model: "m", Queue: queue, Flow: "f", Took: time.Second, GPU: 8 * time.Second})
-		b.Charge(Charge{Model: "m", Queue: queue, Flow: "f", Took: time.Second, GPU: 8 * time.Second, Wasted: true})
-		if err := b.Fold(t.Context()); err != nil {
+		m.Charge(Charge{Model: "m", Queue: queue, Flow: "f", Took: time.Second, GPU: 8 * time.Second})
+		m.Charge(Charge{Model: "m", Queue: queue, Flow: "f", Took: time.Second, GPU: 8 * time.Second, Wasted: true})
+		if err := m.Fold(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -107,17 +107,17 @@ func (w *window) leave() []byte {
 
 func (w *window) tail() []byte { return w.buf[max(0, w.n-tailBytes):w.n] }
 
-var usageKey = []byte(`"usage":`)
+var usageMember = []byte(`"usage":`)
 
 // usage reads the last usage object in the tail, else that at the beginning of the answer; 0 if there is none.
 func (w *window) usage() (in, out int64) {
 	b := w.leave()
 	for { // forwards: the search for the last one goes byte by byte
-		at := bytes.Index(b, usageKey)
+		at := bytes.Index(b, usageMember)
 		if at < 0 {
 			break
 		}
-		b = b[at+len(usageKey):]
+		b = b[at+len(usageMember):]
 		if i, o := tokenCounts(b); i+o > 0 {
 			in, out = i, o
 		}

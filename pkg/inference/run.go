@@ -37,7 +37,7 @@ type Dispatcher struct {
 	waitlists map[string]*waitlist // by model
 	runs      runs
 	blame     *blame
-	usage     *UsageLog
+	usage     *UsageMeter
 }
 
 // triesMax is how many instances are tried for one claim before the entry is handed back.
@@ -48,7 +48,7 @@ func newDispatcher(config ServiceConfig, t tuning, db postgres.DB, registry *Reg
 	log := cmp.Or(config.Log, slog.Default())
 	d := &Dispatcher{
 		objects: config.Objects, reports: config.Reports, tuning: t, db: db, registry: registry, pool: pool, log: log,
-		waitlists: map[string]*waitlist{}, blame: newBlame(), usage: newUsageLog(db, t, pool.holder.Node, log),
+		waitlists: map[string]*waitlist{}, blame: newBlame(), usage: newUsageMeter(db, t, pool.holder.Node, log),
 	}
 	pool.idled = d.slotIdled
 	pool.preempt = d.runs.preempt

@@ -30,7 +30,7 @@ type Service struct {
 	Pool       *SlotPool   // a gate of the task node
 	Dispatcher *Dispatcher // the handler of every inference queue
 	Prober     *Prober     // a duty of any process
-	Usage      *UsageLog   // of calls; to be ended with the pool
+	Usage      *UsageMeter // of calls; to be ended with the pool
 }
 
 // NewService puts the parts together. node returns the incarnation of the task node; it is not

@@ -5,15 +5,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"strconv"
-	"sync"
 	"time"
 
-	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/usage"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -22,6 +19,11 @@ type usageKey struct {
 	hour        time.Time
 	queue       int32
 	model, flow string
+}
+
+func (k usageKey) compare(other usageKey) int {
+	return cmp.Or(k.hour.Compare(other.hour), cmp.Compare(k.queue, other.queue), cmp.Compare(k.model, other.model),
+		cmp.Compare(k.flow, other.flow))
 }
 
 // Used is the use of workers by calls.
@@ -37,52 +39,15 @@ type Used struct {
 	Tokens worker.Tokens
 }
 
-// UsageLog adds up the use of calls, in memory, and folds it into penstock.usage_hour every few
-// seconds: a row a flow and hour, which each node touches once in that time. Sums that a node has
-// not folded when it dies are lost. A fold whose answer was lost is sent again under its number, and counts once. Rows
-// that the database refuses are logged and not counted: they would be refused for ever, and keep all later ones back.
-type UsageLog struct {
-	db    postgres.DB
-	node  func() invalidation.NodeID
-	every time.Duration
-	most  time.Duration // of the last fold, for which the node's end waits
-	log   *slog.Logger
-	clock postgres.Clock // of the database, by which budgets are read
+// UsageMeter adds up the use of calls, and folds it into penstock.usage_hour every few seconds: a row for each flow and
+// hour, which each node touches once in that time.
+type UsageMeter = usage.Meter[usageKey, Used]
 
-	mu   sync.Mutex
-	rows map[usageKey]Used
-
-	// of Fold alone
-	sending []*usageFold      // not answered yet, in the order of their numbers
-	rests   map[usageKey]Used // that carry keeps, since the hour restsOf began
-	restsOf time.Time
-	seq     int64
-}
-
-// usageFoldMost bounds the rows of a fold: those of a long outage go in several, each of which ends in time.
-const usageFoldMost = 1000
-
-// usageFold is rows on their way, under the number and the incarnation that they were sent with first.
-type usageFold struct {
-	node invalidation.NodeID
-	seq  int64
-	rows map[usageKey]Used
-}
-
-// newUsageLog returns an empty log.
-func newUsageLog(db postgres.DB, t tuning, node func() invalidation.NodeID, log *slog.Logger) *UsageLog {
-	return &UsageLog{
-		db: db, node: node, every: t.usageEvery, most: t.exchangeMax, log: cmp.Or(log, slog.Default()),
-		rows: map[usageKey]Used{}, rests: map[usageKey]Used{},
-	}
-}
-
-func (u *UsageLog) add(key usageKey, used Used) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	row := u.rows[key]
-	row.add(used)
-	u.rows[key] = row
+func newUsageMeter(db postgres.DB, t tuning, node func() invalidation.NodeID, log *slog.Logger) *UsageMeter {
+	return usage.New(usage.Config[usageKey, Used]{
+		DB: db, Node: node, Every: t.usageEvery, EndMax: t.exchangeMax, Step: "fold usage", Log: log,
+		Compare: usageKey.compare, Add: (*Used).add, Times: (*Used).times, Send: foldUsage,
+	})
 }
 
 func (u *Used) add(more Used) {
@@ -97,25 +62,7 @@ func (u *Used) add(more Used) {
 	u.Tokens.Out += more.Tokens.Out
 }
 
-// Run folds until ctx ends, and once more then. End ctx after the node's last run.
-func (u *UsageLog) Run(ctx context.Context) error {
-	ticks := time.NewTicker(u.every)
-	defer ticks.Stop()
-	var failing duty.Failing
-	if err := u.clock.Read(ctx, u.db); err != nil && ctx.Err() == nil {
-		u.log.Warn("use goes by the clock of this machine until the first fold", "error", err)
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), u.most)
-			defer cancel()
-			return u.Fold(ctx)
-		case <-ticks.C:
-		}
-		failing.Note(ctx, u.log, slog.LevelError, "fold usage", u.Fold(ctx))
-	}
-}
+func (u *Used) times() []*time.Duration { return []*time.Duration{&u.GPU, &u.Extra, &u.Wasted, &u.Run} }
 
 // foldUsageSQL adds rows to the hours, unless it has done so for the node's fold of this number. Rows come in the order
 // of their keys, so that two nodes cannot wait for each other.
@@ -142,100 +89,20 @@ WITH fold AS (
 )
 SELECT clock_timestamp()`
 
-// Fold writes the sums, behind those that are not known to be written. What the database does not
-// take is sent again the next time; a fold that it refuses is sent again in parts, until the rows that it refuses are
-// alone, and those are dropped.
-func (u *UsageLog) Fold(ctx context.Context) error {
-	if err := u.sendAll(ctx); err != nil {
-		return err
-	}
-	u.mu.Lock()
-	rows := u.rows
-	u.rows = map[usageKey]Used{}
-	u.mu.Unlock()
-	u.carry(rows)
-	for part := range slices.Chunk(sortedUsage(rows), usageFoldMost) {
-		u.put(part, rows)
-	}
-	return u.sendAll(ctx)
-}
-
-// carry cuts the times of rows to milliseconds, as the columns have them, and adds what is cut off to the next row of
-// the same hour. Without that a flow whose calls are short would be charged half a millisecond less in each fold.
-func (u *UsageLog) carry(rows map[usageKey]Used) {
-	if hour := u.clock.Now().UTC().Truncate(time.Hour); !hour.Equal(u.restsOf) {
-		u.restsOf = hour
-		clear(u.rests)
-	}
-	for k, row := range rows {
-		row.add(u.rests[k])
-		rows[k], u.rests[k] = row.cut()
-	}
-}
-
-// cut parts the times into whole milliseconds and the rest.
-func (u Used) cut() (whole, rest Used) {
-	whole = u
-	for _, part := range []struct{ whole, rest *time.Duration }{
-		{&whole.GPU, &rest.GPU}, {&whole.Extra, &rest.Extra}, {&whole.Wasted, &rest.Wasted}, {&whole.Run, &rest.Run},
-	} {
-		*part.rest = *part.whole % time.Millisecond
-		*part.whole -= *part.rest
-	}
-	return whole, rest
-}
-
-func (u *UsageLog) sendAll(ctx context.Context) error {
-	for len(u.sending) > 0 {
-		f := u.sending[0]
-		err := u.send(ctx, f)
-		if err != nil && !postgres.RefusesRow(err) {
-			return err
-		}
-		u.sending = u.sending[1:]
-		switch {
-		case err == nil:
-		case len(f.rows) == 1:
-			u.log.Error("use that the database refuses is not counted", "error", err)
-		default:
-			keys := sortedUsage(f.rows)
-			u.put(keys[:len(keys)/2], f.rows)
-			u.put(keys[len(keys)/2:], f.rows)
-		}
-	}
-	return nil
-}
-
-// put appends a fold of some of the rows under the next number.
-func (u *UsageLog) put(keys []usageKey, of map[usageKey]Used) {
-	rows := make(map[usageKey]Used, len(keys))
-	for _, k := range keys {
-		rows[k] = of[k]
-	}
-	u.seq++
-	u.sending = append(u.sending, &usageFold{node: u.node(), seq: u.seq, rows: rows})
-}
-
-func sortedUsage(rows map[usageKey]Used) []usageKey {
-	return slices.SortedFunc(maps.Keys(rows), func(a, b usageKey) int {
-		return cmp.Or(a.hour.Compare(b.hour), cmp.Compare(a.queue, b.queue), cmp.Compare(a.model, b.model),
-			cmp.Compare(a.flow, b.flow))
-	})
-}
-
-func (u *UsageLog) send(ctx context.Context, f *usageFold) error {
+// foldUsage adds rows to the database.
+func foldUsage(
+	ctx context.Context, db postgres.DB, node invalidation.NodeID, seq int64, rows []usage.Row[usageKey, Used],
+) (now time.Time, err error) {
 	var c usageColumns
-	for _, k := range sortedUsage(f.rows) {
-		c.append(k, f.rows[k])
+	for _, r := range rows {
+		c.append(r.Key, r.Used)
 	}
-	var now time.Time
-	err := u.db.QueryRow(ctx, foldUsageSQL, c.hours, c.queues, c.models, c.flows, c.calls, c.gpu, c.wasted, c.in,
-		c.cached, c.out, c.runs, c.run, c.extra, f.node, f.seq).Scan(&now)
+	err = db.QueryRow(ctx, foldUsageSQL, c.hours, c.queues, c.models, c.flows, c.calls, c.gpu, c.wasted, c.in,
+		c.cached, c.out, c.runs, c.run, c.extra, node, seq).Scan(&now)
 	if err != nil {
-		return fmt.Errorf("fold usage of %d flows: %w", len(f.rows), err)
+		return now, fmt.Errorf("fold usage of %d flows: %w", len(rows), err)
 	}
-	u.clock.Set(now)
-	return nil
+	return now, nil
 }
 
 type usageColumns struct {
@@ -279,13 +146,13 @@ func (d *dispatch) use(o worker.Outcome, members int) {
 	d.used.add(used)
 	d.run.Charge(d.used.GPU)
 	d.counted.key, d.counted.Used = d.usageKey(), used
-	d.usage.add(d.counted.key, used)
+	d.usage.Add(d.counted.key, used)
 }
 
 // dropAnswer counts what was counted of the last call as wasted: the worker has answered, and the answer is not kept.
 func (d *dispatch) dropAnswer() {
 	last := d.counted.Used
-	d.usage.add(d.counted.key, Used{Runs: -last.Runs, Run: -last.Run, Wasted: last.GPU - last.Wasted})
+	d.usage.Add(d.counted.key, Used{Runs: -last.Runs, Run: -last.Run, Wasted: last.GPU - last.Wasted})
 	d.counted.Used = Used{}
 }
 
@@ -294,7 +161,7 @@ func (d *dispatch) dropAnswer() {
 func (d *dispatch) useAfterLeave(rest time.Duration, call *sharedCall) {
 	used := d.usedBy(rest/time.Duration(call.members), call.held.endpoint)
 	used.Wasted = used.GPU
-	d.usage.add(d.usageKey(), used)
+	d.usage.Add(d.usageKey(), used)
 }
 
 // usedBy is the use of the GPUs of an instance by a call that keeps a slot for so long.
@@ -306,7 +173,7 @@ func (d *dispatch) usedBy(slot time.Duration, endpoint *Endpoint) Used {
 // usageKey is the row to which what ends now is counted.
 func (d *dispatch) usageKey() usageKey {
 	return usageKey{
-		hour: d.usage.clock.Now().UTC().Truncate(time.Hour), queue: d.run.Queue.ID, model: d.model.Name,
+		hour: d.usage.Hour(), queue: d.run.Queue.ID, model: d.model.Name,
 		flow: d.run.Lock.Lane.Flow,
 	}
 }

@@ -44,11 +44,11 @@ func TestUsageIsKeptByFlowAndHour(t *testing.T) {
 // Budgets are read by the database's clock: the answer to each fold has its time, by which the next calls are booked.
 func TestUseIsBookedByTheClockOfTheDatabase(t *testing.T) {
 	b := newBed(t, worker.Model{})
-	u := newUsageLog(b.pool, patient(), nodeOne, quiet)
-	u.clock.Set(time.Now().Add(100 * time.Hour))
-	u.add(usageKey{hour: u.clock.Now().Truncate(time.Hour), queue: b.queue.ID, model: "m"}, Used{Calls: 1})
-	b.must(u.Fold(b.ctx))
-	if ahead := time.Until(u.clock.Now()).Abs(); ahead > time.Minute {
+	m := newUsageMeter(b.pool, patient(), nodeOne, quiet)
+	m.Clock.Set(time.Now().Add(100 * time.Hour))
+	m.Add(usageKey{hour: m.Hour(), queue: b.queue.ID, model: "m"}, Used{Calls: 1})
+	b.must(m.Fold(b.ctx))
+	if ahead := time.Until(m.Clock.Now()).Abs(); ahead > time.Minute {
 		t.Errorf("after a fold the clock is %v off", ahead)
 	}
 }
@@ -80,37 +80,16 @@ func TestEachEntryOfABatchUsesItsPart(t *testing.T) {
 // A bill by application has the use of queues that were dropped since.
 func TestUseKeepsTheApplicationOfADroppedQueue(t *testing.T) {
 	b := newBed(t, worker.Model{})
-	u := newUsageLog(b.pool, patient(), nodeOne, quiet)
+	m := newUsageMeter(b.pool, patient(), nodeOne, quiet)
 	key := usageKey{hour: time.Now().Truncate(time.Hour), queue: b.queue.ID, model: b.model.Name}
 	for _, want := range []int{1, 2} { // calls: before the drop, and one that is folded after it
-		u.add(key, Used{Calls: 1})
-		b.must(u.Fold(b.ctx))
+		m.Add(key, Used{Calls: 1})
+		b.must(m.Fold(b.ctx))
 		_, err := b.pool.Exec(b.ctx, `SELECT penstock.drop_queue(name, true) FROM penstock.queue WHERE id = $1`, b.queue.ID)
 		b.must(err)
 		if n := b.count(`SELECT sum(calls)::int FROM penstock.usage_hours WHERE application = 'default'`); n != want {
 			t.Errorf("the application has %d calls, want %d", n, want)
 		}
-	}
-}
-
-// Sums that the database did not take stay for the next fold, and there is one at the node's end.
-func TestUsageOutlivesAnOutageAndTheEndOfItsNode(t *testing.T) {
-	b := newBed(t, worker.Model{})
-	db := &brokenDB{DB: b.pool}
-	u := newUsageLog(db, patient(), nodeOne, quiet)
-	key := usageKey{hour: time.Now().Truncate(time.Hour), queue: b.queue.ID, model: b.model.Name}
-	u.add(key, Used{Calls: 1})
-	db.broken.Store(true)
-	if err := u.Fold(b.ctx); err == nil {
-		t.Error("a fold without a database returned no error")
-	}
-	db.broken.Store(false)
-	u.add(key, Used{Calls: 2})
-	ended, end := context.WithCancel(b.ctx)
-	end()
-	b.must(u.Run(ended))
-	if n := b.count(`SELECT coalesce(sum(calls), 0)::int FROM penstock.usage_hour`); n != 3 {
-		t.Errorf("%d calls are counted, want 3", n)
 	}
 }
 
@@ -136,17 +115,17 @@ func (d *unheard) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 func TestAFoldWhoseAnswerWasLostCountsOnce(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	db := &unheard{DB: b.pool, lost: true}
-	u := newUsageLog(db, patient(), nodeOne, quiet)
+	m := newUsageMeter(db, patient(), nodeOne, quiet)
 	key := usageKey{hour: time.Now().Truncate(time.Hour), queue: b.queue.ID, model: b.model.Name}
-	u.add(key, Used{Calls: 1})
+	m.Add(key, Used{Calls: 1})
 	for range 2 {
-		if err := u.Fold(b.ctx); err == nil {
+		if err := m.Fold(b.ctx); err == nil {
 			t.Error("a fold without an answer returned no error")
 		}
 	}
 	db.lost = false
-	u.add(key, Used{Calls: 2})
-	b.must(u.Fold(b.ctx))
+	m.Add(key, Used{Calls: 2})
+	b.must(m.Fold(b.ctx))
 	if n := b.count(`SELECT sum(calls)::int FROM penstock.usage_hour`); n != 3 {
 		t.Errorf("%d calls are counted, want 3", n)
 	}
@@ -156,22 +135,22 @@ func TestAFoldWhoseAnswerWasLostCountsOnce(t *testing.T) {
 func TestRefusedUseIsDroppedAlone(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	db := &brokenDB{DB: b.pool}
-	u := newUsageLog(db, patient(), nodeOne, quiet)
+	m := newUsageMeter(db, patient(), nodeOne, quiet)
 	hour := time.Now().Truncate(time.Hour)
 	for range 2 {
 		evil := Used{Calls: 1, Tokens: worker.Tokens{In: math.MaxInt64}} // the second does not fit the sum
-		u.add(usageKey{hour: hour, queue: b.queue.ID, model: "m", flow: "evil"}, evil)
+		m.Add(usageKey{hour: hour, queue: b.queue.ID, model: "m", flow: "evil"}, evil)
 		for i := range 9 {
 			key := usageKey{hour: hour, queue: b.queue.ID, model: "m", flow: fmt.Sprint("honest", i)}
-			u.add(key, Used{Calls: 1})
+			m.Add(key, Used{Calls: 1})
 		}
-		b.must(u.Fold(b.ctx))
+		b.must(m.Fold(b.ctx))
 	}
 	if n := b.count(`SELECT sum(calls)::int FROM penstock.usage_hour WHERE flow LIKE 'honest%'`); n != 18 {
 		t.Errorf("%d calls of other flows are counted, want 18", n)
 	}
 	before := db.asked.Load()
-	b.must(u.Fold(b.ctx))
+	b.must(m.Fold(b.ctx))
 	if n := db.asked.Load() - before; n > 0 {
 		t.Errorf("%d statements after the refused row was dropped, want none", n)
 	}
@@ -263,12 +242,12 @@ func (b *bed) used(least time.Duration, kept bool) {
 func TestTimesBelowAMillisecondAddUp(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.hourLasts()
-	u := newUsageLog(b.pool, patient(), nodeOne, quiet)
-	key := usageKey{hour: u.clock.Now().UTC().Truncate(time.Hour), queue: b.queue.ID, model: b.model.Name}
+	m := newUsageMeter(b.pool, patient(), nodeOne, quiet)
+	key := usageKey{hour: m.Hour(), queue: b.queue.ID, model: b.model.Name}
 	const half = 500 * time.Microsecond
 	for range 8 {
-		u.add(key, Used{Calls: 1, GPU: 3 * half, Extra: half, Wasted: half, Run: half})
-		b.must(u.Fold(b.ctx))
+		m.Add(key, Used{Calls: 1, GPU: 3 * half, Extra: half, Wasted: half, Run: half})
+		b.must(m.Fold(b.ctx))
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.usage_hour
 		WHERE (calls, gpu_ms, extra_ms, wasted_ms, run_ms) = (8, 12, 4, 4, 4)`); n != 1 {
