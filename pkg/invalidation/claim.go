@@ -314,7 +314,7 @@ func (q *Queue) claim(ctx context.Context, r LanesRequest, form claimForm) ([]Cl
 		}
 		if failed != nil {
 			for _, l := range groups {
-				l.Entries = nil // all go back
+				l.Entries, l.counted = nil, 0 // all go back, and some may not have been read
 			}
 		}
 		if err := q.refundUncovered(ctx, groups); err != nil {

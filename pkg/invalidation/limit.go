@@ -37,14 +37,14 @@ func (r *refunds) lock(key string, token Token, uncovered int32, rest bool) {
 }
 
 // refundUncovered gives back to token buckets the entries that a claim counted by its snapshot, and which had
-// ended by then.
+// ended by then. What a lock that covers nothing took is given back as it ends, see addRefund.
 func (q *Queue) refundUncovered(ctx context.Context, groups []*Lock) error {
 	if q.rates == rateNone {
 		return nil
 	}
 	var r refunds
 	for _, l := range groups {
-		if n := l.counted - len(l.Entries); n > 0 {
+		if n := l.counted - len(l.Entries); n > 0 && len(l.Entries) > 0 {
 			r.lock(l.Key, l.Token, int32(n), false)
 		}
 	}
@@ -91,6 +91,10 @@ func (q *Queue) addRefund(batch *pgx.Batch, endings []Ending) {
 			at = len(r.keys)
 			index[e.Lock.Token] = at
 			r.lock(e.Lock.Key, e.Lock.Token, 0, false)
+		}
+		if n := e.Lock.counted; n > 0 && len(e.Lock.Entries) == 0 {
+			r.uncovered[at] = int32(n) // of its entries some may be left, if its key is blocked
+			continue
 		}
 		r.rest[at] = r.rest[at] || unrun
 		if n := turnedAway[e.Lock.Token]; unrun && n > 0 {

@@ -456,3 +456,29 @@ func TestALateCommitBehindAClaimIsNotRunUncharged(t *testing.T) {
 	b.want(len(entryIDs(again...)), 1)
 	b.want(b.left(), 0)
 }
+
+// The units of a lock that covers nothing, as that of a key that is blocked, are given back once.
+func TestRateIsRefundedOnceForALockThatCoversNothing(t *testing.T) {
+	b := newBed(t, Config{})
+	b.q = b.under("slow", limitOptions{Rate: 0.001, Burst: 10}, map[string]int{b.q.Name: 1})[b.q.Name]
+	b.push("K", "L", "M")
+	b.want(len(b.claim(10)), 3)
+	b.push("N", "N")
+	_, err := b.pool.Exec(b.ctx, `INSERT INTO penstock.blocked_key (queue_id, lock_key, entry_id, class, error)
+	    SELECT queue_id, lock_key, max(id), 'permanent', 'broken' FROM penstock.entry WHERE lock_key = 'N' GROUP BY 1, 2`)
+	b.must(err)
+	b.want(len(b.claim(1)), 0)
+	b.want(b.left(), 7)
+	// The answer of a claim is lost: it is not known whether it gave back what its locks do not cover.
+	_, err = b.pool.Exec(b.ctx, `INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
+	    SELECT queue_id, 1, '', min(id), lock_key FROM penstock.entry WHERE lock_key = 'N' GROUP BY 1, 5`)
+	b.must(err)
+	b.n++
+	_, _, err = b.q.readClaim(b.ctx, LanesRequest{Node: here, ClaimID: b.n, Limit: 1, Lanes: []ClaimLane{{Lane: Lane{Priority: 1}}}, quantum: 2}, b.q.lockFirst)
+	b.must(err)
+	b.want(b.left(), 5)
+	locks, err := b.q.Reclaim(b.ctx, here, b.n)
+	b.must(err)
+	b.want(len(locks), 0)
+	b.want(b.left(), 7)
+}
