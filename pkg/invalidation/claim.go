@@ -53,6 +53,9 @@ type Claimed struct {
 	Wait    time.Duration
 	// QueueWide, of Limited: the limit is shared by all lanes of the queue, so that no other lane is worth a claim.
 	QueueWide bool
+	// Refunded reports that the claim gave units back to token buckets, of entries that it counted and did not get. A
+	// claim that was refused for a rate just before may find units now.
+	Refunded bool
 	// LowWater is the position from which the next claim of the lane may begin, which saves it a walk over
 	// dead rows. A row may come in behind it: begin at 0 about once a second.
 	LowWater int64
@@ -307,6 +310,10 @@ func (q *Queue) claim(ctx context.Context, r LanesRequest, form claimForm) ([]Cl
 	if err != nil {
 		return nil, q.errorf("claim from", err)
 	}
+	at := make(map[Lane]int, len(claimed))
+	for i := range claimed {
+		at[r.Lanes[i].Lane] = i
+	}
 	if len(groups) > 0 {
 		failed, err := q.readGroups(ctx, groups), error(nil)
 		if failed != nil && !unreadable(failed) {
@@ -320,6 +327,11 @@ func (q *Queue) claim(ctx context.Context, r LanesRequest, form claimForm) ([]Cl
 		if err := q.refundUncovered(ctx, groups); err != nil {
 			return nil, err
 		}
+		for _, l := range groups {
+			if q.rates != rateNone && (len(l.Entries) == 0 || len(l.Entries) < l.counted) {
+				claimed[at[l.Lane]].Refunded = true
+			}
+		}
 		groups, err = q.handBackEmpty(ctx, r.Node, groups)
 		if err == nil && failed != nil {
 			err = q.failUnreadable(ctx, r.Lanes, r.Limit, failed)
@@ -327,10 +339,6 @@ func (q *Queue) claim(ctx context.Context, r LanesRequest, form claimForm) ([]Cl
 		if err != nil {
 			return nil, err
 		}
-	}
-	at := make(map[Lane]int, len(claimed))
-	for i := range claimed {
-		at[r.Lanes[i].Lane] = i
 	}
 	for _, l := range groups {
 		c := &claimed[at[l.Lane]]

@@ -482,3 +482,25 @@ func TestRateIsRefundedOnceForALockThatCoversNothing(t *testing.T) {
 	b.want(len(locks), 0)
 	b.want(b.left(), 7)
 }
+
+// A claim tells that it gave back units of entries that it counted and did not get.
+func TestAClaimTellsWhatItRefunded(t *testing.T) {
+	ten := 10
+	for name, limit := range map[string]limitOptions{"rate": {Rate: 0.001, Burst: 10}, "units": {MaxUnits: &ten}} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, Config{})
+			b.q = b.under("slow", limit, map[string]int{b.q.Name: 1})[b.q.Name]
+			b.push("K", "L")
+			_, err := b.pool.Exec(b.ctx, `INSERT INTO penstock.blocked_key (queue_id, lock_key, entry_id, class, error)
+			    SELECT queue_id, lock_key, id, 'permanent', 'broken' FROM penstock.entry WHERE lock_key = 'K'`)
+			b.must(err)
+			if c := b.in("", 10); len(c.Locks) != 1 || c.Refunded != (limit.Rate > 0) {
+				t.Errorf("%d locks, refunded %t", len(c.Locks), c.Refunded)
+			}
+			b.push("M")
+			if c := b.in("", 10); len(c.Locks) != 1 || c.Refunded {
+				t.Errorf("of a key that is free: %d locks, refunded %t", len(c.Locks), c.Refunded)
+			}
+		})
+	}
+}

@@ -98,9 +98,12 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 	}
 	took := time.Since(start)
 	var locks []*invalidation.Lock
-	limited := false
+	limited, refunded := false, false
 	for _, c := range claimed {
-		locks, limited = append(locks, c.Locks...), limited || c.Limited
+		locks, limited, refunded = append(locks, c.Locks...), limited || c.Limited, refunded || c.Refunded
+	}
+	if refunded {
+		n.tryLimited()
 	}
 	n.stats.claimed(len(locks), took)
 	n.cfg.Observer.Claimed(first.served.name, len(locks), took, limited)
@@ -207,6 +210,7 @@ func (n *Node) resolve(
 				i := slices.IndexFunc(leases, func(v *laneLease) bool { return v.lane.key.lane == l.Lane })
 				claimed[max(0, i)].Locks = append(claimed[max(0, i)].Locks, l)
 			}
+			claimed[0].Refunded = true // perhaps: by the claim, or as Reclaim handed locks back
 			return claimed
 		}
 		if errors.Is(err, invalidation.ErrQueueNotFound) || postgres.Code(err) == postgres.UndefinedTable {
