@@ -281,6 +281,23 @@ func TestARunOfSeveralEndsAtTheLatestOfTheirDeadlines(t *testing.T) {
 	})
 }
 
+// A deadline is a time: however long a run takes to begin, its context ends then.
+func TestTheContextOfARunEndsAtItsDeadline(t *testing.T) {
+	n := New(Config{}, nil, nil)
+	n.runs = t.Context()
+	job := assigned(1)
+	by := time.Now().Add(time.Hour)
+	job.lock.Entries[0].FinishBy = by
+	job.handler = invalidation.HandlerFunc(func(ctx context.Context, _ *invalidation.Run) (json.RawMessage, error) {
+		if ends, _ := ctx.Deadline(); !ends.Equal(by) {
+			t.Errorf("the context ends %v after the deadline", ends.Sub(by))
+		}
+		return nil, nil
+	})
+	n.jobs.add(job)
+	n.process(job)
+}
+
 // A handler ends the goroutine where a test of it calls FailNow. Its entries are retried, and others run after them.
 func TestAThreadOutlivesAHandlerThatEndsItsGoroutine(t *testing.T) {
 	n := New(Config{Log: slog.New(slog.DiscardHandler)}, nil, nil)

@@ -104,9 +104,9 @@ func (n *Node) runEntries(
 	for _, r := range runs {
 		r.Lasting = lasting
 	}
-	if left, cause := timeLeft(runs, now); cause != nil {
+	if by, cause := endBy(runs, time.Now()); cause != nil {
 		var stop context.CancelFunc
-		ctx, stop = context.WithTimeoutCause(ctx, left, cause)
+		ctx, stop = context.WithDeadlineCause(ctx, by, cause)
 		defer stop()
 	}
 	return n.runBegun(ctx, j, runs, endings, now.Sub(j.lock.ClaimedAt))
@@ -132,16 +132,16 @@ func (n *Node) inTime(
 
 func passed(deadline, now time.Time) bool { return !deadline.IsZero() && !now.Before(deadline) }
 
-// timeLeft is for how long entries may run together, and with which cause that ends; nil: nothing bounds it. A deadline
+// endBy is when a run of entries that begins now has to end, and the cause of that; nil: nothing bounds it. A deadline
 // ends the run once that of each entry has passed: else it goes on for the others.
-func timeLeft(runs []*invalidation.Run, now time.Time) (left time.Duration, cause error) {
+func endBy(runs []*invalidation.Run, now time.Time) (by time.Time, cause error) {
 	if last := lastFinishBy(runs); !last.IsZero() {
-		left, cause = last.Sub(now), invalidation.ErrFinishBy
+		by, cause = last, invalidation.ErrFinishBy
 	}
-	if limit := runs[0].Queue.Config.RunTimeout; limit > 0 && (cause == nil || limit < left) {
-		left, cause = limit, invalidation.ErrRunTimeout
+	if limit := runs[0].Queue.Config.RunTimeout; limit > 0 && (cause == nil || now.Add(limit).Before(by)) {
+		by, cause = now.Add(limit), invalidation.ErrRunTimeout
 	}
-	return left, cause
+	return by, cause
 }
 
 // lastFinishBy is when the last of the runs has to end; zero: one of them has no deadline.
