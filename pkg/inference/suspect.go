@@ -177,7 +177,7 @@ func (d *dispatch) suspectWait() time.Duration {
 const noteHarmSQL = `SELECT instances, times FROM penstock.note_harm($1, $2, $3, $4)`
 
 // inCompanySQL says whether instance $1 may have had other calls than that of entry $3 of queue $2 on node $4 when that
-// ended: those of a gateway, those in doubt, and those of any entry that lost its device within $5 as well, or, if $6,
+// ended: those of a gateway, those in doubt, and those of any entry that lost its device after $5 as well, or, if $6,
 // of any other node.
 const inCompanySQL = `
 SELECT EXISTS (
@@ -187,7 +187,7 @@ SELECT EXISTS (
     OR EXISTS (
     SELECT FROM penstock.entry_harm h
      WHERE h.instance_id = $1 AND (h.queue_id, h.entry_id) <> ($2::integer, $3::bigint)
-       AND h.at > clock_timestamp() - $5::interval)`
+       AND h.at > $5::timestamptz)`
 
 // What nodes note of calls that lost their device together.
 const (
@@ -223,14 +223,22 @@ func (d *dispatch) countHarm(ctx context.Context, class worker.Class, l loss) er
 			return nil // what other nodes note of it has not come
 		}
 	}
-	company, within := false, lossSettle+d.tuning.lossWindow
+	within := lossSettle + d.tuning.lossWindow
 	if lost {
 		within = max(within, time.Since(l.served))
 	}
+	began := time.Now().Add(-within)
 	limited, cancel := context.WithTimeout(open, d.tuning.exchangeMax)
 	defer cancel()
+	// The begin is a time of the database's clock: one that the statement counted back from its own time would be later
+	// by as long as it waits for a connection.
+	var clock postgres.Clock
+	if err := clock.Read(limited, d.db); err != nil {
+		return err
+	}
+	company := false
 	if err := d.db.QueryRow(limited, inCompanySQL, d.held.endpoint.ID, d.run.Queue.ID, d.run.Entry.ID,
-		d.pool.holder.Node(), within, !lost).Scan(&company); err != nil {
+		d.pool.holder.Node(), clock.Now().Add(-time.Since(began)), !lost).Scan(&company); err != nil {
 		return err
 	}
 	if company {

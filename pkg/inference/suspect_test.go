@@ -13,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
@@ -412,6 +415,33 @@ func TestAnEntryIsNotBlamedForCallsThatHadCompany(t *testing.T) {
 				t.Errorf("%s: %d calls that ended as %s count against the entry, want %d", c.name, n, class, want)
 			}
 		}
+	}
+}
+
+// slowDB is a database whose connections are all in use for a while.
+type slowDB struct{ postgres.DB }
+
+func (d slowDB) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	time.Sleep(200 * time.Millisecond)
+	return d.DB.QueryRow(ctx, sql, args...)
+}
+
+// Another entry has lost the device since it served: this is found however long the statement waits for a connection.
+func TestALossOfAnotherEntryIsFoundByAStatementThatWaited(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	node, instance := b.node(time.Minute), b.instance("gpu-1", nowhere, 2)
+	served := time.Now().Add(-time.Minute) // longer ago than nodes need to note a loss
+	_, err := b.pool.Exec(b.ctx, `INSERT INTO penstock.entry_harm (queue_id, entry_id, instance_id, class, at)
+		VALUES ($1, 2, $2, $3, $4)`, b.queue.ID, instance, classSuspect, served.Add(time.Millisecond))
+	b.must(err)
+	s := newService(ServiceConfig{Log: quiet}, patient(), slowDB{b.pool}, func() invalidation.NodeID { return node })
+	d := &dispatch{
+		Dispatcher: s.Dispatcher, run: &invalidation.Run{Queue: b.queue, Entry: invalidation.Entry{ID: 1}},
+		call: worker.Call{RunRef: worker.RunRef{Entry: "1"}}, held: &slotRef{endpoint: &Endpoint{ID: instance}},
+	}
+	b.must(d.countHarm(b.ctx, worker.ClassContextLost, loss{during: true, sole: true, served: served}))
+	if n := b.count(`SELECT count(*) FROM penstock.entry_harm WHERE entry_id = 1 AND class = $1`, string(worker.ClassContextLost)); n > 0 {
+		t.Error("the entry is blamed, though another one lost the device after it served")
 	}
 }
 
