@@ -116,7 +116,7 @@ func TestARunIsNotCountedBelowNothingAfterAStepOfTheClockBack(t *testing.T) {
 	t.Parallel()
 	for age, least := range map[time.Duration]time.Duration{-time.Hour: 0, time.Minute: time.Minute} {
 		d := dispatch{model: worker.Model{Timeouts: worker.Timeouts{Run: worker.Seconds(time.Hour)}}}
-		d.takeOver(&remoteRun{Remote: "r", Age: age}, false)
+		d.takeOver(&remoteRun{Remote: "r", Age: age, Found: time.Now()}, false)
 		if took := d.took(); took < least {
 			t.Errorf("a run of the age %v took %v, want %v at least", age, took, least)
 		}

@@ -71,8 +71,12 @@ func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 func (d *dispatch) takeOver(old *remoteRun, known bool) {
 	d.tries, d.saved, d.stored, d.began = 1, old, true, time.Now()
 	if old.Remote != "" || known { // else the worker is asked again, and that call counted
+		ran := old.Age
+		if !known {
+			ran += time.Since(old.Found) // it went on while its slot was adopted
+		}
 		// It may have ended long ago. Where the clock of the database was set back, it has not begun yet.
-		d.before = max(0, min(old.Age, runMost(d.model)))
+		d.before = max(0, min(ran, runMost(d.model)))
 	}
 }
 

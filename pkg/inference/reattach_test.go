@@ -139,6 +139,27 @@ func TestTheRunOfAnEntryIsThatOfItsNewestNode(t *testing.T) {
 	}
 }
 
+// The time for which the adoption of its slot waits is a part of a run that goes on.
+func TestARunIsChargedFromTheFirstCallUntilItEnds(t *testing.T) {
+	t.Parallel()
+	model := worker.Model{Type: worker.TypeAsync, MaxPollTime: worker.Seconds(time.Hour)}
+	for name, c := range map[string]struct {
+		remote      string
+		known       bool
+		least, less time.Duration
+	}{
+		"followed on":                        {"r", false, 7 * time.Minute, 30 * time.Minute},
+		"over when it was found":             {"r", true, 5 * time.Minute, 7 * time.Minute},
+		"asked about by a call of this lock": {"", false, 0, 2 * time.Minute},
+	} {
+		d := &dispatch{model: model}
+		d.takeOver(&remoteRun{Remote: c.remote, Age: 5 * time.Minute, Found: time.Now().Add(-2 * time.Minute)}, c.known)
+		if took := d.took(); took < c.least || took >= c.less {
+			t.Errorf("%s: charged %s, want %s or little more", name, took, c.least)
+		}
+	}
+}
+
 // A node that drains leaves a call whose worker knows it by its id to the next one, which asks there.
 func TestReattachAsksTheSameInstanceAfterADrain(t *testing.T) {
 	b := newBed(t, worker.Model{OnUnknown: worker.Reattach})

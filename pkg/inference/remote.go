@@ -22,11 +22,12 @@ import (
 type remoteRun struct {
 	Queue  int32
 	Entry  invalidation.EntryID
-	Token  int64           // under which the worker was asked
-	Slot   slot.Held       // that it is counted on
-	Remote string          // empty: the worker's answer never came
-	Ran    time.Duration   // charged to its limit, as far as a node that handed it over has said
-	Age    time.Duration   // since the worker was first asked, until it reported
+	Token  int64         // under which the worker was asked
+	Slot   slot.Held     // that it is counted on
+	Remote string        // empty: the worker's answer never came
+	Ran    time.Duration // charged to its limit, as far as a node that handed it over has said
+	Age    time.Duration // since the worker was first asked, until it reported or the run was found
+	Found  time.Time
 	Report json.RawMessage // how it ended, as the worker reported
 }
 
@@ -73,7 +74,7 @@ func findRun(ctx context.Context, db postgres.DB, queue int32, entry invalidatio
 	case err != nil:
 		return nil, fmt.Errorf("find run of entry %d: %w", entry, err)
 	}
-	r.Ran = time.Duration(ranMS) * time.Millisecond
+	r.Ran, r.Found = time.Duration(ranMS)*time.Millisecond, time.Now()
 	return &r, nil
 }
 
