@@ -293,12 +293,12 @@ func Code(err error) string {
 
 // Unavailable reports whether the database could not be reached, let no session begin, ended one that was idle or in a
 // transaction for longer than its settings permit, or refused work for a temporary reason: shutting down, starting up,
-// read-only after a failover, out of connections, memory or disk. A session may be refused for a reason that only an
-// operator ends, such as a password that was changed while programs run; but the statement was not sent, and says
-// nothing about what it was to write.
+// read-only after a failover, out of connections, memory, disk or transaction ids. A session may be refused for a
+// reason that only an operator ends, such as a password that was changed while programs run; but the statement was not
+// sent, and says nothing about what it was to write.
 func Unavailable(err error) bool {
 	var unconnected *pgconn.ConnectError
-	return err != nil && (temporary(Code(err)) || errors.As(err, &unconnected))
+	return err != nil && (temporary(Code(err)) || outOfIDs(err) || errors.As(err, &unconnected))
 }
 
 // temporary reports whether a SQLSTATE is of a state of the server that ends by itself. None is that of a connection

@@ -36,13 +36,20 @@ func ForPooler(err error) error {
 	return err
 }
 
+// outOfIDs reports whether the server assigns no transaction id or multixact id until a database is vacuumed
+// (wraparound). The SQLSTATE is that of other limits.
+func outOfIDs(err error) bool {
+	var sent *pgconn.PgError
+	return errors.As(err, &sent) && (sent.Routine == "GetNewTransactionId" || sent.Routine == "GetNewMultiXactId")
+}
+
 // RefusesValues says whether the server refused a statement for the values in it, as it would again: data exceptions
 // (class 22), and values beyond what it can hold or follow, as JSON that is too deep for its stack (class 54). One that
 // is short of memory or locks (class 53) says nothing of the values, nor does a commit that finds the queue of
-// notifications full, which is of class 54 as well.
+// notifications full, or a statement that gets no transaction id, which are of class 54 as well.
 func RefusesValues(err error) bool {
 	var sent *pgconn.PgError
-	if errors.As(err, &sent) && sent.Routine == "PreCommit_Notify" {
+	if errors.As(err, &sent) && sent.Routine == "PreCommit_Notify" || outOfIDs(err) {
 		return false
 	}
 	code := Code(err)
