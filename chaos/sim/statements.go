@@ -43,6 +43,7 @@ var statements = []statement{
 	{"claim, delete first", "SELECT set_config('lock_timeout', '100ms', true)", claimDeleteFirst},
 	{"read groups", "LIMIT least($4::int, l.entry_count)", readGroups},
 	{"reclaim", "AND claim_id = $3 OFFSET 0", reclaim},
+	{"await standby", "penstock.await_standby()", listNothing}, // it has none
 	{"first unlocked", "ORDER BY pos LIMIT 1 FOR UPDATE SKIP LOCKED", firstUnlocked},
 	{"sweep", "pos BETWEEN $4::bigint AND $5::bigint", sweep},
 	{"finish solo", "unnest($2::bigint[], $3::bigint[], $4::jsonb[]", finishSolo},

@@ -1,10 +1,22 @@
 -- Idempotency keys and unique keys: which entry answers a push whose key was used before.
 
+-- await_standby makes the commit of its transaction wait until the synchronous standbys, if the server has some, have
+-- all that is committed. A commit whose wait was cancelled, as by a client that gave it up, is visible without them,
+-- and a transaction that only reads it waits for nothing.
+-- Locks: none.
+-- Callers: resolve_idempotency; pkg/invalidation.
+CREATE OR REPLACE FUNCTION penstock.await_standby() RETURNS void
+LANGUAGE sql AS $$
+    SELECT pg_logical_emit_message(true, 'penstock', '')
+     WHERE current_setting('synchronous_standby_names') <> ''
+$$;
+
 -- resolve_idempotency gives each entry whose key was used before the id of the first entry. The
 -- insert waits for an uncommitted push of the same key, so that of a hundred pushes at once one
 -- inserts and the others get its id. A key that is there at first is answered as it was then, and not inserted: were it
 -- swept while the push waits, its insert would come behind those of later keys. Of the others none can be
 -- swept before it is read, since the sweep leaves keys for a day: only of a transaction that was open for so long.
+-- A push that is repeated promises what the first one did, and so waits for a synchronous standby as well.
 -- Locks: new rows of idempotency in order of flow and key, so that two bulk pushes never deadlock.
 -- Callers: push_many.
 -- SQLSTATE: PS004 the key was used with another payload, lock key or name.
@@ -59,6 +71,9 @@ BEGIN
             CASE WHEN found_ids[conflict] = ANY (ids) THEN 'comes with two bodies in this push'
                  ELSE format('was used with another body, by entry %s', found_ids[conflict]) END
             USING ERRCODE = 'PS004', HINT = 'Use a new key for new work; the same key must come with the same payload, lock key and name.';
+    END IF;
+    IF 'replayed' = ANY (verdicts) THEN
+        PERFORM penstock.await_standby();
     END IF;
     ids := found_ids;
 END $$;

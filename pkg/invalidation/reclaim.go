@@ -26,7 +26,10 @@ SELECT l.token, l.pos AS position, e.id AS entry_id, l.lock_key, e.attempt, e.cr
            AND penstock.is_solo(l.lock_key) OFFSET 0) e ON true
  ORDER BY l.pos`
 
-// Reclaim returns the locks of a claim whose answer was lost, none if it was not committed.
+const awaitStandbySQL = `SELECT penstock.await_standby()`
+
+// Reclaim returns the locks of a claim whose answer was lost, none if it was not committed. It waits for a synchronous
+// standby, as the claim did: its tokens must not be given out again after a failover.
 func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) ([]*Lock, error) {
 	start := time.Now()
 	rows := postgres.Query(ctx, q.db, q.sql.reclaim, q.ID, node, claimID)
@@ -48,6 +51,9 @@ func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) ([]*Loc
 		}
 		return nil
 	})
+	if err == nil && len(locks) > 0 {
+		_, err = q.db.Exec(ctx, awaitStandbySQL)
+	}
 	if err == nil && len(groups) > 0 {
 		err = q.readGroups(ctx, groups)
 	}
