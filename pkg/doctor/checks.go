@@ -20,6 +20,7 @@ var checks = []check{
 	{"schema", func(ctx context.Context, _ pgx.Tx, cfg Config) (Finding, error) { return cfg.Schema(ctx) }},
 	{"encoding", checkEncoding},
 	{"durability", checkDurability},
+	{"standby", checkStandby},
 	{"isolation", checkIsolation},
 	{"settings", checkSettings},
 	{"public schema", checkPublic},

@@ -37,6 +37,7 @@ func TestACommitThatWaitsForNoSynchronousStandbyIsAWarning(t *testing.T) {
 	pool := pgtest.ServerWith(t, map[string]string{"fsync": "on", "full_page_writes": "on"}).Pool()
 	setForDatabase(t, pool, "synchronous_commit = 'local'")
 	want(t, find(t, pool, "durability", Config{}), Fine)
+	want(t, find(t, pool, "standby", Config{}), Fine)
 	pool.Reset() // from here on no commit waits for the standby, which does not exist
 	exec(t, pool, `ALTER SYSTEM SET synchronous_standby_names = 'b'`)
 	exec(t, pool, `SELECT pg_reload_conf()`)
@@ -54,6 +55,8 @@ func TestACommitThatWaitsForNoSynchronousStandbyIsAWarning(t *testing.T) {
 	defer conn.Release()
 	exec(t, conn, `SET synchronous_commit = on`) // as a role of its own may have it
 	want(t, find(t, conn, "durability", Config{}), Warning, "when the synchronous standby is promoted")
+	// Every commit waits for it, and no error of a program says so.
+	want(t, find(t, pool, "standby", Config{}), Critical, "synchronous standby (b)", "none is connected", "pg_cancel_backend")
 }
 
 // Sessions of Penstock override it; those behind a pooler, and those of others, do not.
