@@ -322,3 +322,16 @@ func TestWorstIsTheMostUrgent(t *testing.T) {
 		}
 	}
 }
+
+// Logical replication copies rows, and no sequence.
+func TestSequencesThatAreBehindTheRowsAreNamed(t *testing.T) {
+	s := newStandstill(t)
+	want(t, find(t, s.pool, "sequences", Config{}), Fine)
+	exec(t, s.pool, `SELECT setval('penstock.entry_id_seq', 1, false)`)
+	want(t, find(t, s.pool, "sequences", Config{}), Critical, "entry_id_seq is at 0, and there is", "given out again")
+	exec(t, s.pool, `SELECT setval('penstock.entry_id_seq', $1)`, s.entry)
+	want(t, find(t, s.pool, "sequences", Config{}), Fine)
+	exec(t, s.pool, `INSERT INTO penstock.result (queue_id, entry_id, attempt, created_at, outcome) SELECT id, $1, 1, now(), 'done'
+	    FROM penstock.queue WHERE name = $2`, s.entry+1, s.queue.Name)
+	want(t, find(t, s.pool, "sequences", Config{}), Critical, "entry_id_seq")
+}
