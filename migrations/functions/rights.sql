@@ -167,7 +167,9 @@ LANGUAGE sql STABLE AS $$
     SELECT v.kind, v.object, v.privilege, NULL
       FROM (VALUES ('SCHEMA', 'public', 'USAGE'),
                    ('TABLE', 'public.penstock_migration', 'SELECT')) v(kind, object, privilege)
-     WHERE wanted_rights.duty <> 'push' AND to_regclass('public.penstock_migration') IS NOT NULL
+     WHERE wanted_rights.duty <> 'push'
+       AND EXISTS (SELECT FROM pg_class c
+                    WHERE c.relnamespace = to_regnamespace('public') AND c.relname = 'penstock_migration')
     UNION ALL
     SELECT 'FUNCTION', p.oid::regprocedure::text, 'EXECUTE', NULL
       FROM pg_proc p
@@ -191,7 +193,8 @@ LANGUAGE sql STABLE AS $$
     UNION ALL
     SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.oid::regclass::text, a.privilege_type, NULL
       FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
-     WHERE (c.relnamespace = 'penstock'::regnamespace OR c.oid = to_regclass('public.penstock_migration'))
+     WHERE (c.relnamespace = 'penstock'::regnamespace
+            OR c.relnamespace = to_regnamespace('public') AND c.relname = 'penstock_migration')
        AND c.relkind IN ('r', 'p', 'v', 'S') AND a.grantee = coalesce(role::oid, 0) AND a.grantee <> c.relowner
     UNION ALL
     SELECT 'TABLE', c.oid::regclass::text, a.privilege_type, array_agg(t.attname::text ORDER BY t.attname COLLATE "C")
@@ -206,16 +209,14 @@ $$;
 
 -- duty_differences compares the rights of a role with those of a duty. wanted is true for a right
 -- that is missing, false for one that it has beyond them. A null role stands for PUBLIC, which has
--- no rights. The use of schema public is missing where PUBLIC does not have it either, and never beyond a duty.
+-- no rights. The use of schema public is missing where PUBLIC does not have it either, and never beyond a duty. Nothing
+-- here looks a name up in public: a role that may not use it asks as well.
 -- Callers: duty_grants, grant_duty; pkg/doctor.
 CREATE OR REPLACE FUNCTION penstock.duty_differences(duty text, role regrole)
     RETURNS TABLE (wanted boolean, kind text, object text, privilege text, columns text[])
 LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
     WITH want AS MATERIALIZED (
-        SELECT w.kind, CASE w.kind WHEN 'TABLE' THEN w.object::regclass::text
-            WHEN 'SEQUENCE' THEN w.object::regclass::text ELSE w.object END AS object,
-               w.privilege, w.columns
-          FROM penstock.wanted_rights(duty) w),
+        SELECT w.kind, w.object, w.privilege, w.columns FROM penstock.wanted_rights(duty) w),
     have AS MATERIALIZED (SELECT h.kind, h.object, h.privilege, h.columns FROM penstock.held_rights(role) h)
     SELECT true, m.kind, m.object, m.privilege, m.columns FROM (TABLE want EXCEPT TABLE have) m
      WHERE m.object <> 'public' OR NOT has_schema_privilege(role::oid, to_regnamespace('public')::oid, 'USAGE')

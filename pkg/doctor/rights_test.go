@@ -83,3 +83,23 @@ func TestASessionThatSeesNothingOfOthersSaysSo(t *testing.T) {
 		t.Errorf("a member of pg_read_all_stats: %+v", f)
 	}
 }
+
+// A role that may not use schema public cannot look up the names there either, and is told what it lacks.
+func TestARoleWithoutTheUseOfSchemaPublicIsNamed(t *testing.T) {
+	pool := newPool(t)
+	role := "outside_" + strconv.FormatInt(time.Now().UnixNano(), 36)
+	exec(t, pool, `CREATE ROLE `+role)
+	t.Cleanup(func() {
+		_, _ = pool.Exec(context.WithoutCancel(t.Context()), `DROP OWNED BY `+role+`; DROP ROLE `+role)
+	})
+	exec(t, pool, `SELECT penstock.grant_duty('operator', '`+role+`'); GRANT pg_read_all_stats TO `+role)
+	exec(t, pool, `REVOKE ALL ON SCHEMA public FROM PUBLIC`)
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	exec(t, conn, `SET ROLE `+role)
+	defer exec(t, conn, `RESET ROLE`)
+	want(t, find(t, conn, "rights", Config{}), Warning, role+" lacks USAGE on public, which operator needs")
+}
