@@ -293,9 +293,9 @@ func Code(err error) string {
 
 // Unavailable reports whether the database could not be reached, let no session begin, ended one that was idle or in a
 // transaction for longer than its settings permit, or refused work for a temporary reason: shutting down, starting up,
-// read-only after a failover, out of connections, memory, disk or transaction ids. A session may be refused for a
-// reason that only an operator ends, such as a password that was changed while programs run; but the statement was not
-// sent, and says nothing about what it was to write.
+// read-only after a failover, out of connections, memory, disk, open files or transaction ids. A session may be refused
+// for a reason that only an operator ends, such as a password that was changed while programs run; but the statement
+// was not sent, and says nothing about what it was to write.
 func Unavailable(err error) bool {
 	var unconnected *pgconn.ConnectError
 	return err != nil && (temporary(Code(err)) || outOfIDs(err) || errors.As(err, &unconnected))
@@ -305,7 +305,7 @@ func Unavailable(err error) bool {
 // that failed.
 func temporary(code string) bool {
 	switch code {
-	case "", "25006", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05", "53100", "53200", "53300":
+	case "", "25006", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05", "53000", "53100", "53200", "53300":
 		return true
 	default:
 		return strings.HasPrefix(code, "08")

@@ -31,6 +31,13 @@ func TestRefusalsForValuesAreToldFromThoseOfTheServer(t *testing.T) {
 	}
 }
 
+// Too many open files in system: others close some.
+func TestAServerWithoutOpenFilesIsUnavailable(t *testing.T) {
+	if err := (&pgconn.PgError{Code: "53000"}); !postgres.Unavailable(err) || !postgres.Passes(err) {
+		t.Error("insufficient resources are not said to pass")
+	}
+}
+
 // No statement that writes succeeds until a database is vacuumed, and then the same one does.
 func TestAServerWithoutTransactionIDsIsUnavailable(t *testing.T) {
 	for routine, want := range map[string]bool{"GetNewTransactionId": true, "GetNewMultiXactId": true, "check_stack_depth": false} {
