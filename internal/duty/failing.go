@@ -3,6 +3,7 @@ package duty
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 )
@@ -45,5 +46,60 @@ func (f *Failing) Note(ctx context.Context, log *slog.Logger, level slog.Level, 
 		f.failures++
 		f.logged = now
 		log.Log(ctx, level, "a step failed; trying again", append([]any{"step", step, "error", err}, args...)...)
+	}
+}
+
+// FailingEach is a Failing for each of many objects of a step, such as queues, by a key. Its zero value is ready to use,
+// by any number of goroutines. It forgets objects that have not been tried for twice the time of a reminder: they may be
+// gone.
+type FailingEach struct {
+	mu    sync.Mutex
+	steps map[string]*tried
+}
+
+type tried struct {
+	Failing
+	last time.Time
+}
+
+// Note is that of the Failing of a key. All lines have args, the one about a step that works again as well.
+func (f *FailingEach) Note(ctx context.Context, log *slog.Logger, level slog.Level, step, key string, err error,
+	args ...any,
+) {
+	if ctx.Err() != nil {
+		return
+	}
+	if t := f.of(key, err); t != nil {
+		t.Note(ctx, log.With(args...), level, step, err)
+	}
+}
+
+// of returns the Failing of a key, nil for one that works and has not failed.
+func (f *FailingEach) of(key string, err error) *tried {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now, t := time.Now(), f.steps[key]
+	switch {
+	case err == nil:
+		delete(f.steps, key)
+		return t
+	case t == nil:
+		maps.DeleteFunc(f.steps, func(_ string, t *tried) bool { return now.Sub(t.last) > 2*remindAfter })
+		if f.steps == nil {
+			f.steps = map[string]*tried{}
+		}
+		t = &tried{}
+		f.steps[key] = t
+	}
+	t.last = now
+	return t
+}
+
+// LeaseArgs are the attributes of a line about a renewal of a lease that failed: how long ago the last one that was
+// answered began, and in how long the lease ends, 0 if it is over. Both are rounded to milliseconds.
+func LeaseArgs(renewed time.Time, lease time.Duration) []any {
+	ago := time.Since(renewed)
+	return []any{
+		"renewed_ago", ago.Round(time.Millisecond), "lease_ends_in", max(0, lease-ago).Round(time.Millisecond),
 	}
 }

@@ -81,3 +81,37 @@ func TestALoopSaysWhenItsPassesWorkAgain(t *testing.T) {
 		}
 	})
 }
+
+func TestEachObjectOfAStepHasItsLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var errs Errors
+		var text bytes.Buffer
+		var f FailingEach
+		log := errs.Log("depths", withoutTime(&text))
+		try := func(queue string, err error) {
+			f.Note(t.Context(), log, slog.LevelError, "count a queue", queue, err, "queue", queue)
+		}
+		for range 100 {
+			try("mails", errors.New("denied"))
+			try("bills", errors.New("away"))
+			try("chats", nil)
+			time.Sleep(time.Second)
+		}
+		try("mails", nil)
+		const want = `
+level=ERROR msg="a step failed; trying again" duty=depths queue=mails step="count a queue" error=denied
+level=ERROR msg="a step failed; trying again" duty=depths queue=bills step="count a queue" error=away
+level=INFO msg="a step works again" duty=depths queue=mails step="count a queue" after=1m40s failures=100
+`
+		if got := "\n" + text.String(); got != want {
+			t.Errorf("the log is %s, want %s", got, want)
+		}
+		if n := errs.Counts()["depths"]; n != 200 {
+			t.Errorf("%d errors were counted, want each of 200", n)
+		}
+		time.Sleep(2*remindAfter + time.Second)
+		if try("new", errors.New("away")); len(f.steps) != 1 {
+			t.Errorf("%d objects are kept, want the one that is tried still", len(f.steps))
+		}
+	})
+}

@@ -3,6 +3,7 @@ package election
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -87,25 +88,24 @@ func (e *Elector) Run(ctx context.Context, lead Lead) error {
 // Before notBefore it takes only a lease that stayed free for four polls: a leader that may fail
 // again is better than none.
 func (e *Elector) follow(ctx context.Context, notBefore time.Time) (term Term, start time.Time, ok bool) {
-	failing := false
+	var failing duty.Failing
+	log := e.cfg.Log.With("election", e.cfg.Name)
 	var freeSince time.Time // as polls found it; zero: held
 	for {
 		start = time.Now()
 		unwanted := !freeSince.IsZero() && start.Sub(freeSince) >= 4*e.cfg.Poll
 		s, err := e.poll(ctx, start, !e.cfg.Spectator && (unwanted || !start.Before(notBefore)))
+		failing.Note(ctx, log, slog.LevelWarn, "read the election", err)
 		switch {
 		case ctx.Err() != nil:
 			if s.won {
 				e.resign(ctx, s.term)
 			}
 			return 0, start, false
-		case err != nil && !failing:
-			e.cfg.Log.WarnContext(ctx, "cannot read the election; trying again", "election", e.cfg.Name, "error",
-				err)
 		case err == nil && s.won:
 			return s.term, start, true
 		}
-		if failing = err != nil; failing || s.held {
+		if err != nil || s.held {
 			freeSince = time.Time{}
 		} else if freeSince.IsZero() {
 			freeSince = start
@@ -139,7 +139,7 @@ func (e *Elector) hold(ctx context.Context, term Term, start time.Time, lead Lea
 	go func() {
 		done <- duty.Protect(leadCtx, e.cfg.Log, func() error { return lead(leadCtx, term) })
 	}()
-	err := e.keep(leadCtx, term, window, end, done)
+	err := e.keep(leadCtx, &renewals{term: term, last: start}, window, end, done)
 	e.endTerm() // now: duties may take their time to end, and another process leads
 	end(errResigned)
 	// The row is freed when the duties have ended, so that few writes are refused. A duty that
@@ -173,8 +173,22 @@ func ended(ctx context.Context) error {
 	return nil
 }
 
+// renewals are those of one term.
+type renewals struct {
+	term    Term
+	last    time.Time // start of the last one that was answered, or of the poll that won the term
+	failing duty.Failing
+}
+
+// note logs when renewals begin to fail and when they work again. A term that ends meanwhile has a line of its own,
+// with the reason.
+func (e *Elector) note(ctx context.Context, r *renewals, err error) {
+	log := e.cfg.Log.With("election", e.cfg.Name, "term", r.term)
+	r.failing.Note(ctx, log, slog.LevelWarn, "renew the lease", err, duty.LeaseArgs(r.last, e.cfg.Lease)...)
+}
+
 // keep renews the term until it ends. When lead has returned, it puts the result back into done.
-func (e *Elector) keep(ctx context.Context, term Term, window *time.Timer, end context.CancelCauseFunc,
+func (e *Elector) keep(ctx context.Context, r *renewals, window *time.Timer, end context.CancelCauseFunc,
 	done chan error,
 ) error {
 	pause := e.cfg.renewEvery()
@@ -194,19 +208,18 @@ func (e *Elector) keep(ctx context.Context, term Term, window *time.Timer, end c
 		case <-time.After(pause):
 		}
 		start := time.Now()
-		held, err := e.renew(ctx, term)
+		held, err := e.renew(ctx, r.term)
+		e.note(ctx, r, err)
 		switch {
 		case ctx.Err() != nil: // reported above
 		case err != nil:
 			pause = e.cfg.renewEvery() / 5
-			e.cfg.Log.WarnContext(ctx, "cannot renew the lease; trying again",
-				"election", e.cfg.Name, "term", term, "error",
-				err)
 		case !held:
 			end(ErrTermOver)
 			return ErrTermOver
 		case window.Reset(time.Until(start.Add(e.cfg.trust()))):
 			pause = e.cfg.renewEvery()
+			r.last = start
 			e.seeRenewed(start)
 		default: // the window closed while the answer was on its way
 			end(ErrTrustLost)

@@ -208,7 +208,7 @@ func TestDutiesThatReturnBecauseTheTrustEndedHaveNotFailed(t *testing.T) {
 		end(ErrTrustLost)
 		done := make(chan error, 1)
 		done <- nil
-		if err := e.keep(ctx, 1, time.NewTimer(time.Hour), end, done); !errors.Is(err, ErrTrustLost) {
+		if err := e.keep(ctx, &renewals{term: 1, last: time.Now()}, time.NewTimer(time.Hour), end, done); !errors.Is(err, ErrTrustLost) {
 			t.Fatalf("the term ended with %v, want ErrTrustLost", err)
 		}
 	}

@@ -34,6 +34,7 @@ type Registration struct {
 	log         *slog.Logger
 	incarnation atomic.Int64
 	drained     bool
+	renewed     time.Time // start of the last registration or heartbeat that was answered; zero: there was none
 }
 
 // NewRegistration returns a gateway that is not registered yet.
@@ -59,9 +60,11 @@ const registerSQL = `SELECT penstock.register_gateway($1, $2, $3, $4)`
 
 // Register makes the gateway known.
 func (r *Registration) Register(ctx context.Context) error {
+	start := time.Now()
 	if _, err := r.db.Exec(ctx, registerSQL, r.ID(), r.config.Name, r.config.Application, r.config.Lease); err != nil {
 		return fmt.Errorf("register gateway %q: %w", r.config.Name, err)
 	}
+	r.renewed = start
 	return nil
 }
 
@@ -71,7 +74,12 @@ func (r *Registration) Run(ctx context.Context) error {
 	defer ticks.Stop()
 	var failing duty.Failing
 	for {
-		failing.Note(ctx, r.log, slog.LevelWarn, "heartbeat", r.beat(ctx))
+		err := r.beat(ctx)
+		var args []any
+		if !r.renewed.IsZero() {
+			args = duty.LeaseArgs(r.renewed, r.config.Lease)
+		}
+		failing.Note(ctx, r.log, slog.LevelWarn, "heartbeat", err, args...)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -83,7 +91,7 @@ func (r *Registration) Run(ctx context.Context) error {
 func (r *Registration) beat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.config.Beat)
 	defer cancel()
-	b := invalidation.Beat{}
+	b, start := invalidation.Beat{}, time.Now()
 	if r.config.Status != nil {
 		b.Load = r.config.Status()
 	}
@@ -96,6 +104,7 @@ func (r *Registration) beat(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.renewed = start
 	if orders.Draining && !r.drained && r.config.Drain != nil {
 		r.drained = true
 		r.config.Drain(orders.Reason)

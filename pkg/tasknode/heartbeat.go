@@ -18,6 +18,7 @@ func (n *Node) heartbeat(ctx context.Context) {
 	var start time.Time
 	missed := false
 	var failing duty.Failing
+	log := n.cfg.Log.With("node", n.cfg.Name)
 	for {
 		select {
 		case <-ctx.Done():
@@ -29,7 +30,8 @@ func (n *Node) heartbeat(ctx context.Context) {
 		}
 		start = time.Now()
 		err := n.beat(ctx)
-		failing.Note(ctx, n.cfg.Log, slog.LevelWarn, "heartbeat", err, "node", n.cfg.Name)
+		failing.Note(ctx, log, slog.LevelWarn, "heartbeat", err,
+			duty.LeaseArgs(n.lease.renewed(), n.cfg.Lease)...)
 		if err != nil && ctx.Err() == nil {
 			n.dropIdleBeats()
 			// Missed beats are tried again soon: each one counts against the lease.
@@ -134,8 +136,9 @@ func (n *Node) obey(ctx context.Context, o invalidation.Orders) {
 		// What is left of the heartbeat's time may not do for thousands of queues: they would never be read.
 		ctx, cancel := context.WithTimeout(ctx, n.cfg.Lease/4)
 		defer cancel()
-		if err := n.readQueues(ctx); err != nil {
-			n.cfg.Log.Warn("read queues", "error", err)
+		err := n.readQueues(ctx)
+		n.reading.Note(ctx, n.cfg.Log, slog.LevelWarn, "read queues", err)
+		if err != nil {
 			return
 		}
 		n.registry = o.RegistryVersion

@@ -408,6 +408,10 @@ type unreachable struct{ postgres.DB }
 
 func (unreachable) QueryRow(context.Context, string, ...any) pgx.Row { return refused{} }
 
+func (unreachable) Query(context.Context, string, ...any) (pgx.Rows, error) {
+	return nil, errors.New("connection refused")
+}
+
 type refused struct{}
 
 func (refused) Scan(...any) error { return errors.New("connection refused") }

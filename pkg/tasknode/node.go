@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -40,9 +41,10 @@ type Node struct {
 	handedBack  handedBack
 
 	// of the heartbeat, and of the start before it
-	registry      int64 // the version of the registry of queues that was read last
-	registerAgain bool  // the node's row does not have the queues that it serves yet
-	beatLost      bool  // the orders of the last heartbeat did not arrive
+	registry      int64        // the version of the registry of queues that was read last
+	registerAgain bool         // the node's row does not have the queues that it serves yet
+	beatLost      bool         // the orders of the last heartbeat did not arrive
+	reading       duty.Failing // readings of the queues after heartbeats
 
 	wake         chan struct{}   // holds as many as there are scheduling threads
 	beatSoon     chan struct{}   // holds one: the next heartbeat is wanted at once
