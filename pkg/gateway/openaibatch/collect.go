@@ -130,6 +130,11 @@ func (l endedLine) refused() int {
 // endedSQL reads what became of the first entries of a batch, of those that have ended. One of which neither an
 // outcome nor the entry is there any more has outlived the retention of its queue. The entry is looked up first: an
 // outcome is looked for in each day of results and failures, and most entries of an open batch have none yet.
+//
+// It does not call penstock.outcome_of. An outcome that has passed its retention and is not deleted yet goes into the
+// file, where outcome_of has none: a gateway that comes late loses no answer that is there. And the status of a failure
+// comes from its history, which outcome_of does not return: to read that row again took three times as long for 2,000
+// failures beside 100,000 outcomes (31 days). For results the plan was the same, with a quarter more buffers.
 const endedSQL = `
 SELECT l.line, l.custom_id, l.entry_id, o.outcome, o.class, o.error, o.status, o.stored
   FROM (SELECT x.line, x.custom_id, x.entry_id FROM penstock.gateway_batch_line x
