@@ -29,7 +29,7 @@ func (a *app) inProcess(ctx context.Context) (conn, error) {
 			Actor: a.actor, Timeout: a.timeout, ReadModel: worker.EffectiveConfig, OnError: keepError,
 			Webhooks: &a.keeper,
 		})
-		a.handler = checksChanges(handler, func(ctx context.Context) error {
+		a.handler = checksChanges(handler, handler.Reads, func(ctx context.Context) error {
 			return migrations.CheckIfReadable(ctx, pool)
 		})
 	}
@@ -51,11 +51,12 @@ func (a *app) poolConfig() postgres.Config {
 
 // checksChanges returns a handler that calls check before the first request that may change something, and refuses it
 // with the error. Functions of an older schema may take and return something else: a change could be made and then be
-// reported as failed. Requests that only read pass.
-func checksChanges(handler http.Handler, check func(context.Context) error) http.Handler {
+// reported as failed. Requests that only read, whatever their method, pass.
+func checksChanges(handler http.Handler, reads func(*http.Request) bool, check func(context.Context) error,
+) http.Handler {
 	var checked atomic.Bool
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodGet && !checked.Load() {
+		if !checked.Load() && !reads(r) {
 			if err := check(r.Context()); err != nil {
 				keepError(r.Context(), err)
 				w.WriteHeader(http.StatusInternalServerError)

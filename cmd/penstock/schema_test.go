@@ -1,8 +1,13 @@
 package main
 
 import (
+	"bytes"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -34,12 +39,33 @@ func TestAChangeOnAnOlderSchemaIsRefusedBeforeItBegins(t *testing.T) {
 	if code != 0 || out != "" {
 		t.Errorf("pauses after the refusal: exit %d, %s%s", code, out, errs)
 	}
+	replay := bytes.NewBufferString(`{"model": "none", "policy": {}}`)
+	if status := local(t, dsn, "POST", "/v1/scale/simulate", replay); status != http.StatusNotFound {
+		t.Errorf("decisions of another policy, which change nothing: status %d, want that of an unknown model", status)
+	}
 	if _, errs, code := command(t, nil, "migrate", "up", "--database-url", dsn); code != 0 {
 		t.Fatalf("migrate up: exit %d, %s", code, errs)
 	}
 	if _, errs, code := command(t, nil, "queue", "pause", "mails", "--reason", "r", "--database-url", dsn); code != 0 {
 		t.Errorf("pause on the new functions: exit %d, %s", code, errs)
 	}
+}
+
+// local sends a request to the handler in this process, as commands do.
+func local(t *testing.T, dsn, method, path string, body io.Reader) (status int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	a := newApp(strings.NewReader(""), &out, &errs, func(string) string { return "" })
+	a.databaseURL, a.actor, a.timeout = dsn, "test", time.Minute
+	defer a.close()
+	if _, err := a.inProcess(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r := httptest.NewRequest(method, localURL+path, body)
+	r.Header.Set("Content-Type", "application/json")
+	w := httptest.NewRecorder()
+	a.handler.ServeHTTP(w, r)
+	return w.Code
 }
 
 // A database administrator may tune tables: that is no broken schema.

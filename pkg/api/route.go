@@ -24,6 +24,7 @@ type route struct {
 	own      bool
 	of       object        // whose queue and application a limited token must be good for
 	status   int           // of success; 0: 200
+	changes  bool          // something, although it is a GET
 	mayBeNil bool          // it answers with 204 where there is nothing to say
 	bytesMax int64         // of the body; 0: 64 KiB
 	timeout  time.Duration // 0: that of Config; negative: none, for what streams
@@ -170,6 +171,16 @@ func (a *API) guard(ctx huma.Context, next func(huma.Context)) {
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	next(huma.WithContext(ctx, context.WithValue(within, callerKey{}, from)))
+}
+
+// reads reports whether requests for the route change nothing.
+func (r route) reads() bool { return r.scope == read || r.method == http.MethodGet && !r.changes }
+
+// Reads reports whether a request changes nothing, as the route that takes it says. It is true of one that none takes.
+func (a *API) Reads(r *http.Request) bool {
+	_, pattern := a.mux.Handler(r)
+	i := slices.IndexFunc(a.routes, func(x route) bool { return x.method+" "+x.path == pattern })
+	return i < 0 || a.routes[i].reads()
 }
 
 var (

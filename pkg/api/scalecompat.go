@@ -17,7 +17,7 @@ func (a *API) scaleCompatRoutes() {
 		add(a, route{
 			method: method, path: "/models/scale", id: id,
 			summary: "Add a number of instances to the desired ones of a model, for a time",
-			scope:   operate, of: ofPlatform,
+			scope:   operate, of: ofPlatform, changes: true,
 		}, a.compatScale)
 	}
 	add(a, route{
