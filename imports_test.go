@@ -45,7 +45,7 @@ var allowedImports = map[string][]string{
 	"internal/telemetry/telemetrytest": {"internal/telemetry"},
 
 	// The queue, the only writer of entry, ready, lock and failure.
-	"pkg/invalidation":              {"internal/postgres", "internal/duration", "internal/tokenbucket"},
+	"pkg/invalidation":              {"internal/postgres", "internal/duration", "internal/duty", "internal/tokenbucket"},
 	"pkg/invalidation/penstocktest": {"pkg/invalidation", "internal/postgres"},
 
 	// The protocols of inference servers: HTTP, and nothing of Penstock. Its test servers know no more.
@@ -94,12 +94,13 @@ var allowedImports = map[string][]string{
 	"pkg/scale/backend": {"pkg/scale", "internal/durable", "internal/duration", "internal/duty"},
 
 	// Numbers for KEDA, from rows. What is generated knows nothing.
-	"pkg/scale/keda":                {"internal/postgres", "pkg/scale/keda/externalscaler"},
+	"pkg/scale/keda":                {"internal/duty", "internal/postgres", "pkg/scale/keda/externalscaler"},
 	"pkg/scale/keda/externalscaler": {},
 
 	// HTTP does what the CLI does, by the same functions.
 	"pkg/api": {
-		"internal/httpserver", "internal/postgres", "internal/stream", "internal/tokenbucket", "migrations", "pkg/doctor", "pkg/invalidation", "pkg/operator",
+		"internal/duty", "internal/httpserver", "internal/postgres", "internal/stream", "internal/tokenbucket", "migrations", "pkg/doctor",
+		"pkg/invalidation", "pkg/operator",
 		"pkg/scale", "pkg/scale/simulate",
 	},
 

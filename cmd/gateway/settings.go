@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -26,7 +27,8 @@ type settingsDuty struct {
 	ready    chan struct{} // holds one: an instance may have become ready for requests that wait
 	// known says that the instances were read: before, the models are those of the snapshot. Only the goroutine of the
 	// start, and then that of Run, uses it.
-	known bool
+	known               bool
+	reading, refreshing duty.Failing
 
 	mu      sync.Mutex
 	current gateway.Settings
@@ -59,7 +61,7 @@ func (d *settingsDuty) Run(ctx context.Context) error {
 	ticks := time.NewTicker(settingsEvery)
 	defer ticks.Stop()
 	var written, refreshed time.Time
-	var failing duty.Failing
+	var failing, writing duty.Failing
 	for {
 		select {
 		case <-ctx.Done():
@@ -78,18 +80,14 @@ func (d *settingsDuty) Run(ctx context.Context) error {
 		}
 		if d.file != "" && time.Since(written) > snapshotEvery {
 			written = time.Now()
-			if err := d.snapshot().Write(d.file); err != nil {
-				d.log.Warn("snapshot", "error", err)
-			}
+			writing.Note(ctx, d.log, slog.LevelWarn, "write snapshot", d.snapshot().Write(d.file))
 		}
 	}
 }
 
 // refresh reads the instances before the registry's own turn. It publishes what has changed.
 func (d *settingsDuty) refresh(ctx context.Context) {
-	if err := d.registry.Refresh(ctx); err != nil && ctx.Err() == nil {
-		d.log.Warn("instances stay as they are", "error", err)
-	}
+	d.refreshing.Note(ctx, d.log, slog.LevelWarn, "read the instances", d.registry.Refresh(ctx))
 }
 
 // next reads and publishes the settings. A gateway that started from its snapshot publishes no settings before it has
@@ -128,9 +126,8 @@ func (d *settingsDuty) readSettings(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, w := range wrong {
-		d.log.Error("setting is not valid, the one before stays", "error", w)
-	}
+	// Those that are not valid stay as they were before.
+	d.reading.Note(ctx, d.log, slog.LevelError, "take over settings", errors.Join(wrong...))
 	counts, err := gateway.ReadTokenCounts(ctx, d.pool, d.node())
 	if err != nil {
 		return err

@@ -49,9 +49,9 @@ func (f *Failing) Note(ctx context.Context, log *slog.Logger, level slog.Level, 
 	}
 }
 
-// FailingEach is a Failing for each of many objects of a step, such as queues, by a key. Its zero value is ready to use,
-// by any number of goroutines. It forgets objects that have not been tried for twice the time of a reminder: they may be
-// gone.
+// FailingEach is a Failing for each of many objects of a step, such as queues, by a key. Its zero value is ready to
+// use, by any number of goroutines. It forgets objects that have not been tried for twice the time of a reminder: they
+// may be gone.
 type FailingEach struct {
 	mu    sync.Mutex
 	steps map[string]*tried

@@ -13,6 +13,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -36,6 +37,7 @@ type API struct {
 	flights   flights
 	ready     readiness
 	degraded  degraded
+	probing   duty.FailingEach // readiness checks by their names
 	refusals  refusals
 	rates     rates
 	budgets   gpuTimeBudgets

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"sync"
 	"time"
@@ -150,8 +151,8 @@ func (a *API) countDegradations() (map[string]int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.Timeout)
 	defer cancel()
 	found, err := a.operator.Degradations(ctx, operator.PageMax)
+	a.probing.Note(ctx, a.cfg.Log, slog.LevelWarn, "read degradations", "", err)
 	if err != nil {
-		a.cfg.Log.Warn("degradations could not be read", "error", err)
 		return nil, err
 	}
 	by := map[string]int{}
@@ -176,9 +177,10 @@ func (a *API) runChecks() map[string]error {
 	}
 	failed := map[string]error{}
 	for name, result := range errs {
-		if err := answerOf(ctx, result, a.cfg.checkTimeout); err != nil {
+		err := answerOf(ctx, result, a.cfg.checkTimeout)
+		a.probing.Note(context.Background(), a.cfg.Log, slog.LevelWarn, "readiness check", name, err, "check", name)
+		if err != nil {
 			failed[name] = err
-			a.cfg.Log.Warn("a readiness check failed", "check", name, "error", err)
 		}
 	}
 	return failed

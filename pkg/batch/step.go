@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -55,6 +56,8 @@ type Stepper struct {
 	fence duty.Fence
 	after int64 // the last batch of the pass before; 0: begin anew
 	busy  bool  // a pass since then found something to do
+
+	failing duty.FailingEach
 
 	rows       duty.Limit // of a transaction that deletes
 	clearAfter time.Time
@@ -132,9 +135,7 @@ func (s *Stepper) pass(ctx context.Context) error {
 		if err != nil && postgres.Code(err) == "" {
 			return fmt.Errorf("step batch %d: %w", b.ID, err) // the term or the database is away
 		}
-		if err != nil {
-			s.cfg.Log.ErrorContext(ctx, "cannot step batch; the next pass tries again", "batch", b.ID, "error", err)
-		}
+		s.failing.Note(ctx, s.cfg.Log, slog.LevelError, "step a batch", strconv.FormatInt(b.ID, 10), err, "batch", b.ID)
 		if n > 0 {
 			s.busy = true
 			s.cfg.Hint(b.Queue)
@@ -188,11 +189,11 @@ func (s *Stepper) clear(ctx context.Context) error {
 	if more || duty.Late(err) {
 		s.clearAfter = time.Now().Add(min(4*took, time.Minute))
 	}
-	if err != nil && (postgres.Code(err) != "" || errors.Is(err, duty.ErrClock)) {
-		s.cfg.Log.WarnContext(ctx, "cannot delete ended batches; trying again", "rows", s.rows.Rows(), "error", err)
-		return nil
+	if err != nil && postgres.Code(err) == "" && !errors.Is(err, duty.ErrClock) {
+		return err
 	}
-	return err
+	s.failing.Note(ctx, s.cfg.Log, slog.LevelWarn, "delete ended batches", "delete", err)
+	return nil
 }
 
 // clearSome deletes up to so many parts and batches, and reports whether there may be more.

@@ -57,7 +57,7 @@ type exchange struct {
 // own book. A node that has ranked no lane and has no usage to report makes no exchange.
 func (r *Ranker) Run(ctx context.Context) error {
 	pause, nodes := shareEvery, 1
-	var failing duty.Failing
+	var failing, forgetting duty.Failing
 	for round := 1; ; round++ {
 		select {
 		case <-ctx.Done():
@@ -69,9 +69,8 @@ func (r *Ranker) Run(ctx context.Context) error {
 		nodes = cmp.Or(n, nodes)
 		failing.Note(ctx, r.share.Log, slog.LevelError, "share usage", err)
 		if round%60 == 0 {
-			if _, err := r.share.db.Exec(ctx, forgetSQL, r.share.HalfLife.Seconds()); err != nil && ctx.Err() == nil {
-				r.share.Log.Error("forget usage", "error", err)
-			}
+			_, err := r.share.db.Exec(ctx, forgetSQL, r.share.HalfLife.Seconds())
+			forgetting.Note(ctx, r.share.Log, slog.LevelError, "forget usage", err)
 		}
 		pause = sharePause(time.Since(start), nodes)
 	}

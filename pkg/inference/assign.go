@@ -2,6 +2,7 @@ package inference
 
 import (
 	"context"
+	"log/slog"
 	"math/rand/v2"
 	"time"
 
@@ -186,9 +187,8 @@ func (r *slotRef) doubt(queue int32, entry invalidation.EntryID, reason string) 
 			defer done()
 			err = p.markDoubts(ctx)
 		}
-		if err != nil {
-			p.log.Warn("mark slots in doubt", "error", err) // Renew tries again
-		}
+		// Renew tries again.
+		p.failing.Note(context.Background(), p.log, slog.LevelWarn, "mark slots in doubt", "doubt", err)
 	}()
 }
 

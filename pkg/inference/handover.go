@@ -2,6 +2,7 @@ package inference
 
 import (
 	"context"
+	"log/slog"
 	"math/rand/v2"
 	"time"
 
@@ -69,13 +70,16 @@ const (
 	sharesWithin = 250 * time.Millisecond
 )
 
+// note takes note of the outcome of a statement about the slots of a model, see duty.Failing.
+func (p *SlotPool) note(step, model string, err error) {
+	p.failing.Note(context.Background(), p.log, slog.LevelWarn, step, step+"\x00"+model, err, "model", model)
+}
+
 // ask sends a statement that Renew sends as well, so that a failure is only logged.
 func (p *SlotPool) ask(what string, statement func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), p.tuning.exchangeMax)
 	defer cancel()
-	if err := statement(ctx); err != nil {
-		p.log.Warn("statement about slots", "statement", what, "error", err)
-	}
+	p.failing.Note(ctx, p.log, slog.LevelWarn, what, what, statement(ctx))
 }
 
 // HandOver gives the idle slots of a model, but for those that permits cover, to the gateways that
@@ -93,7 +97,7 @@ func (p *SlotPool) HandOver(model string) {
 func (p *SlotPool) sendGoing(model string) {
 	ctx, done, err := p.exchange(context.Background())
 	if err != nil {
-		p.log.Warn("hand over slots", "model", model, "error", err)
+		p.note("hand over slots", model, err)
 		return // Renew gives them back
 	}
 	defer done()
@@ -104,9 +108,7 @@ func (p *SlotPool) sendGoing(model string) {
 		return // given back meanwhile
 	}
 	err = p.holder.HandOver(ctx, model, out)
-	if err != nil {
-		p.log.Warn("hand over slots", "model", model, "slots", len(out), "error", err)
-	}
+	p.note("hand over slots", model, err)
 	p.gaveBack(map[string][]slot.Held{model: out}, err == nil)
 }
 

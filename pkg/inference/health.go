@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -32,6 +33,7 @@ type Prober struct {
 	sweeper  *sweeper      // has a pass after each claim of probes
 	claiming duty.Failing
 	renewing duty.Failing
+	failing  duty.FailingEach // by instance
 
 	mu       sync.Mutex
 	running  map[int32]struct{} // instances that are being probed here, and starts that are watched
@@ -108,9 +110,7 @@ func (p *Prober) serve(ctx context.Context, id int32, probing <-chan struct{}) {
 	if err == nil && isStarting(h) {
 		err = p.watch(ctx, id, h)
 	}
-	if err != nil && ctx.Err() == nil {
-		p.log.Warn("probe instance", "instance", id, "error", err)
-	}
+	p.failing.Note(ctx, p.log, slog.LevelWarn, "probe an instance", strconv.Itoa(int(id)), err, "instance", id)
 }
 
 // mark notes that an instance is being probed. It returns false where it is so already.

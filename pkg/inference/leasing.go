@@ -18,9 +18,7 @@ SELECT count(*) FILTER (WHERE penstock.entry_waits(r.queue_id, r.entry_id))
 
 func (p *SlotPool) countAbandoned(ctx context.Context, model string) {
 	var n int
-	if err := p.db.QueryRow(ctx, abandonedSQL, model).Scan(&n); err != nil {
-		p.log.Warn("count abandoned runs", "model", model, "error", err)
-	}
+	p.note("count abandoned runs", model, p.db.QueryRow(ctx, abandonedSQL, model).Scan(&n))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stateOf(model).abandoned = n
@@ -43,9 +41,9 @@ func (p *SlotPool) lease(model string, want int) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), p.tuning.exchangeMax)
 	defer cancel()
 	got, err := p.holder.Lease(ctx, model, block)
+	p.note("lease slots", model, err)
 	switch {
 	case err != nil:
-		p.log.Warn("lease slots", "model", model, "error", err)
 		p.lostAnswer()
 	case len(got.Slots) == 0:
 		p.countAbandoned(ctx, model)

@@ -31,6 +31,7 @@ type SlotPool struct {
 	holder   slot.Holder
 	registry *Registry
 	log      *slog.Logger
+	failing  duty.FailingEach
 
 	talk talkLock // one exchange about slots at a time: what one changes, the other would misread
 

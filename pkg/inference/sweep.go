@@ -23,8 +23,10 @@ type sweeper struct {
 	log        *slog.Logger
 	believed   duty.Clock // judges the database's clock for what is deleted by it
 
-	swept time.Time // when what is too old was deleted last
-	due   float64   // the part of a turn that the process has come to; it has one at 1
+	swept                   time.Time // when what is too old was deleted last
+	sweeping, sweepingEnded duty.Failing
+
+	due float64 // the part of a turn that the process has come to; it has one at 1
 }
 
 // sweepEvery is how often each process deletes what is too old.
@@ -71,9 +73,7 @@ func (s *sweeper) turn(probes int) bool {
 func (s *sweeper) sweepEnded(ctx context.Context) []endedRun {
 	runs, err := sweepRuns(ctx, s.db)
 	_, failed := s.db.Exec(ctx, sweepHarmSQL)
-	if err = errors.Join(err, failed); err != nil && ctx.Err() == nil {
-		s.log.Error("sweep what entries have left", "error", err)
-	}
+	s.sweepingEnded.Note(ctx, s.log, slog.LevelError, "sweep what entries have left", errors.Join(err, failed))
 	return runs
 }
 
@@ -82,13 +82,11 @@ func (s *sweeper) sweep(ctx context.Context) {
 	s.swept = time.Now()
 	err := errors.Join(slot.SweepDemand(ctx, s.db), s.delete(ctx, sweepUsageSQL), s.delete(ctx, sweepFoldsSQL),
 		s.sweepOutput(ctx, outputFor))
-	switch {
-	case err == nil || ctx.Err() != nil:
-	case errors.Is(err, duty.ErrClock): // which waits, and ends by itself
-		s.log.Warn("sweep", "error", err)
-	default:
-		s.log.Error("sweep", "error", err)
+	level := slog.LevelError
+	if errors.Is(err, duty.ErrClock) { // which waits, and ends by itself
+		level = slog.LevelWarn
 	}
+	s.sweeping.Note(ctx, s.log, level, "sweep", err)
 }
 
 const (

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -34,6 +35,8 @@ type EntryWatch struct {
 	db  postgres.DB
 	max int // clients
 	log *slog.Logger
+
+	failing duty.Failing
 
 	mu      sync.Mutex
 	entries map[EntryID]*watched
@@ -182,8 +185,9 @@ func (w *EntryWatch) poll() {
 		start := time.Now()
 		pause := watchPauseMin
 		for part := range slices.Chunk(all, watchEntries) {
-			if err := w.pollSome(part); err != nil {
-				w.log.Warn("poll entries that clients wait for", "error", err)
+			err := w.pollSome(part)
+			w.failing.Note(context.Background(), w.log, slog.LevelWarn, "poll entries that clients wait for", err)
+			if err != nil {
 				pause = watchPauseMax
 			}
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -47,6 +48,8 @@ type ListenConfig struct {
 type Listener struct {
 	cfg   ListenConfig
 	kinds map[string]func(rest string) bool // by the first word of a payload; false: it does not parse
+
+	failing duty.Failing
 
 	mu     sync.Mutex
 	status ListenStatus
@@ -149,7 +152,7 @@ func (l *Listener) Run(ctx context.Context) error {
 		if worked {
 			pause = 100 * time.Millisecond
 		}
-		l.cfg.Log.Warn("hints are not heard", "error", err, "again_in", pause)
+		l.failing.Note(ctx, l.cfg.Log, slog.LevelWarn, hearStep, err)
 		l.update(func(s *ListenStatus) { s.Connected, s.Error = false, err.Error(); s.Reconnects++ })
 		select {
 		case <-ctx.Done():
@@ -159,6 +162,9 @@ func (l *Listener) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// hearStep is the name in the log of what Run does.
+const hearStep = "hear hints"
 
 // listen serves one connection until it fails. worked reports that at least one self-test came back.
 func (l *Listener) listen(ctx context.Context) (worked bool, err error) {
@@ -202,6 +208,7 @@ func (l *Listener) selfTest(ctx context.Context, conn *pgx.Conn, n int) error {
 	l.update(func(s *ListenStatus) {
 		s.Connected, s.RoundTrip, s.TestedAt, s.Error = true, time.Since(start), time.Now(), ""
 	})
+	l.failing.Note(ctx, l.cfg.Log, slog.LevelWarn, hearStep, nil)
 	return nil
 }
 

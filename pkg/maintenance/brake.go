@@ -35,8 +35,6 @@ type Brake struct {
 	fence  Fence
 	latest func() Sampling
 	writes duty.Wait
-	// failing has when the error of a measurement was logged last.
-	failing map[string]time.Time
 
 	// Of the storage; see measure.
 	disk      question[float64]
@@ -58,7 +56,6 @@ func NewBrake(db postgres.DB, fence Fence, cfg Config, latest func() Sampling) *
 	return &Brake{
 		cfg: cfg.withDefaults(), db: db, fence: fence, latest: latest,
 		writes:    duty.Wait{First: duty.AnswerMax},
-		failing:   map[string]time.Time{},
 		began:     time.Now(),
 		depths:    map[int32]queueDepth{},
 		notBefore: map[int32]time.Time{},
@@ -69,8 +66,7 @@ func NewBrake(db postgres.DB, fence Fence, cfg Config, latest func() Sampling) *
 // tries again: it would fail under another leader as well.
 func (b *Brake) Run(ctx context.Context) error {
 	return b.cfg.loop("brake").Run(ctx, func(ctx context.Context) (time.Duration, error) {
-		return b.cfg.BrakePause, b.cfg.tolerate(ctx, b.pass(ctx),
-			"cannot set refusals of pushes; the next pass tries again")
+		return b.cfg.BrakePause, b.cfg.tolerate(ctx, b.pass(ctx), "set refusals of pushes")
 	})
 }
 

@@ -104,19 +104,9 @@ func (q *question[T]) ask(ctx context.Context, log *slog.Logger, read func() (T,
 	}
 }
 
-// reportEvery is how often a measurement that goes on failing is logged: no push is refused meanwhile, and an alert
-// goes by the errors in the log.
-const reportEvery = time.Minute
-
-// report logs an error of a measurement: the first since it last succeeded, and then one each minute.
+// report takes note of the outcome of a measurement of the room for pushes. Those that it refuses stay refused while it
+// fails; no push is refused by it meanwhile, and an alert goes by the count of the errors.
 func (b *Brake) report(ctx context.Context, measurement string, err error) {
-	if err == nil {
-		delete(b.failing, measurement)
-		return
-	}
-	if time.Since(b.failing[measurement]) >= reportEvery && ctx.Err() == nil {
-		b.failing[measurement] = time.Now()
-		b.cfg.Log.ErrorContext(ctx, "cannot measure the room for pushes; those that it refuses stay refused",
-			"measurement", measurement, "error", err)
-	}
+	b.cfg.failing.Note(ctx, b.cfg.Log, slog.LevelError, "measure the room for pushes", measurement, err,
+		"measurement", measurement)
 }

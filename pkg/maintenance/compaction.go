@@ -27,9 +27,12 @@ func NewCompaction(db postgres.DB, fence Fence, cfg Config) *Compaction {
 // Run compacts until ctx ends, or until the database has not answered for so long that another leader should try.
 func (c *Compaction) Run(ctx context.Context) error {
 	return c.cfg.loop("compaction").Run(ctx, func(ctx context.Context) (time.Duration, error) {
-		return c.cfg.CompactPause, c.cfg.tolerate(ctx, c.pass(ctx), "cannot compact queues; the next pass tries again")
+		return c.cfg.CompactPause, c.cfg.tolerate(ctx, c.pass(ctx), "compact queues")
 	})
 }
+
+// compactOne is the name in the log of what compact does.
+const compactOne = "compact a queue"
 
 const (
 	// More entries than so many for each lock held have a mergeable queue compacted.
@@ -93,7 +96,7 @@ func (c *Compaction) compact(ctx context.Context, q *invalidation.Queue) error {
 			return err
 		})
 		if err != nil {
-			return c.cfg.tolerate(ctx, err, "cannot compact queue; the next pass tries again", "queue", q.Name)
+			return c.cfg.tolerate(ctx, err, compactOne, "queue", q.Name)
 		}
 		total += n
 		if next == "" {
@@ -101,6 +104,7 @@ func (c *Compaction) compact(ctx context.Context, q *invalidation.Queue) error {
 		}
 		after = next
 	}
+	_ = c.cfg.tolerate(ctx, nil, compactOne, "queue", q.Name)
 	if total > 0 {
 		c.cfg.Log.InfoContext(ctx, "merged waiting entries", "queue", q.Name, "replaced", total)
 	}

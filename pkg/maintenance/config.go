@@ -44,6 +44,8 @@ type Config struct {
 	Hint func(queue int32)
 	// Log receives warnings and errors. Default: discarded.
 	Log *slog.Logger
+
+	failing *duty.FailingEach // see tolerate
 }
 
 func (c Config) withDefaults() Config {
@@ -56,6 +58,7 @@ func (c Config) withDefaults() Config {
 	c.SamplePause = cmp.Or(c.SamplePause, 5*time.Second)
 	c.BrakePause = cmp.Or(c.BrakePause, 2*time.Second)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
+	c.failing = &duty.FailingEach{}
 	if c.Clock == nil {
 		c.Clock = &duty.Clock{}
 	}

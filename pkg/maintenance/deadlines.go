@@ -3,6 +3,7 @@ package maintenance
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -86,11 +87,11 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 	switch {
 	case err == nil:
 		d.queues = queues
-	case len(d.queues) > 0 && duty.Late(err) && ctx.Err() == nil:
-		d.cfg.Log.WarnContext(ctx, "reading the queues takes long; those known before are served", "error", err)
+	case len(d.queues) > 0 && duty.Late(err) && ctx.Err() == nil: // those known before are served
 	default:
 		return 0, err
 	}
+	d.cfg.failing.Note(ctx, d.cfg.Log, slog.LevelWarn, "read the queues in time", "queues", err)
 	pause, err := d.visit(ctx, d.queues)
 	if err != nil {
 		return 0, err
@@ -115,7 +116,7 @@ func (d *Deadlines) visit(ctx context.Context, queues []*invalidation.Queue) (ti
 			if err != nil && (read == 0 || !duty.Late(err) || ctx.Err() != nil) {
 				return 0, err
 			} else if err != nil {
-				d.cfg.Log.WarnContext(ctx, "reading of due entries takes long; the next pass goes on", "error", err)
+				d.cfg.failing.Note(ctx, d.cfg.Log, slog.LevelWarn, readAll, readAll, err)
 				d.done.Add(func(s *DeadlinesStatus) { s.Late = max(s.Late, seconds(-late)) })
 				return pause, nil
 			}
@@ -198,20 +199,35 @@ func (d *Deadlines) readLimit(first int) duty.Limit {
 	return duty.Limit{First: min(first, d.cfg.QueuesAtOnce), Max: d.cfg.QueuesAtOnce, Aim: readAim}
 }
 
+// Names of steps in the log.
+const (
+	readDue     = "read due entries"
+	readAll     = "read the due entries of all queues in time" // if not, the next pass goes on
+	findOverrun = "find entries that run after their deadline in time"
+)
+
 // peek reads queues in one round trip, and if that fails one by one: a queue that cannot be
 // read is reported and does not delay others.
 func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]invalidation.NextWork, error) {
 	works, err := invalidation.ReadNextWork(ctx, d.db, queues)
+	if err == nil {
+		for _, q := range queues {
+			_ = d.cfg.tolerate(ctx, nil, readDue, "queue", q.Name)
+		}
+	}
 	if err == nil || postgres.Unavailable(err) || ctx.Err() != nil {
 		return works, err
 	}
 	works = nil
 	for i, q := range queues {
 		one, err := invalidation.ReadNextWork(ctx, d.db, queues[i:i+1])
-		if err != nil && !d.dropped(ctx, q, err) {
-			if err := d.cfg.tolerate(ctx, err, "cannot read due entries of queue", "queue", q.Name); err != nil {
+		dropped := err != nil && d.dropped(ctx, q, err)
+		if !dropped {
+			if err := d.cfg.tolerate(ctx, err, readDue, "queue", q.Name); err != nil {
 				return nil, err
 			}
+		}
+		if err != nil && !dropped {
 			d.done.Add(func(s *DeadlinesStatus) { s.Errors++ })
 		}
 		works = append(works, one...)
@@ -288,11 +304,13 @@ func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more
 	for range servedBatchesMax {
 		limit := d.limit(q.ID)
 		n, err := d.inTerm(ctx, q, limit, v.run)
-		if err != nil && !d.dropped(ctx, q, err) {
-			if err := d.cfg.tolerate(ctx, err, "cannot process due entries; the next pass tries again",
-				"verb", v.name, "queue", q.Name, "batch", limit); err != nil {
+		dropped := err != nil && d.dropped(ctx, q, err)
+		if !dropped {
+			if err := d.cfg.tolerate(ctx, err, "process due entries", "verb", v.name, "queue", q.Name); err != nil {
 				return false, err
 			}
+		}
+		if err != nil && !dropped {
 			d.done.Add(func(s *DeadlinesStatus) { s.Errors++ })
 		}
 		d.learn(q.ID, n, err)
@@ -360,8 +378,9 @@ func (d *Deadlines) reportOverrun(ctx context.Context) error {
 	locks, err := invalidation.ExpiredLocks(reading, d.db, overrunGrace)
 	switch {
 	case err == nil:
+		d.cfg.failing.Note(ctx, d.cfg.Log, slog.LevelWarn, findOverrun, findOverrun, nil)
 	case duty.Late(err) && ctx.Err() == nil: // there may be many locks; a report ends no term
-		d.cfg.Log.WarnContext(ctx, "cannot find entries that run after their deadline in time", "error", err)
+		d.cfg.failing.Note(ctx, d.cfg.Log, slog.LevelWarn, findOverrun, findOverrun, err)
 		d.overrunAt = time.Now()
 		return nil
 	default:

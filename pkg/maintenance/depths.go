@@ -48,7 +48,7 @@ func (d *Depths) pass(ctx context.Context) (time.Duration, error) {
 			continue
 		}
 		start := time.Now()
-		if err := d.cfg.tolerate(ctx, d.countQueue(ctx, q), "cannot count the depth of queue", "queue",
+		if err := d.cfg.tolerate(ctx, d.countQueue(ctx, q), "count the depth of a queue", "queue",
 			q.Name); err != nil {
 			return 0, err
 		}

@@ -60,8 +60,8 @@ func (o *Operations) endPauses(ctx context.Context) (ended int, err error) {
 	err = o.fence.InTx(ctx, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `SELECT penstock.end_pauses()`).Scan(&ended)
 	})
-	if err != nil {
-		return 0, o.cfg.tolerate(ctx, fmt.Errorf("end pauses: %w", err), "cannot end pauses; the next pass tries again")
+	if err := o.cfg.tolerate(ctx, err, "end pauses"); err != nil {
+		return 0, fmt.Errorf("end pauses: %w", err)
 	}
 	return ended, nil
 }
@@ -91,16 +91,14 @@ func (o *Operations) stepAll(ctx context.Context) (int, error) {
 		}
 		n, err := o.run(ctx, id)
 		total += n
+		if err := o.cfg.tolerate(ctx, err, "step an operation", "operation", id); err != nil {
+			return total, fmt.Errorf("step operation %d: %w", id, err)
+		}
 		if err == nil {
 			delete(o.failed, id)
 			continue
 		}
 		pause := min(time.Second<<min(failed.tries, 10), operationPauseMax)
-		if err := o.cfg.tolerate(ctx, fmt.Errorf("step operation %d: %w", id, err),
-			"cannot step operation; it is tried again", "operation", id, "tries", failed.tries+1,
-			"pause", pause); err != nil {
-			return total, err
-		}
 		o.failed[id] = retry{failed.tries + 1, time.Now().Add(pause)}
 		if err := o.record(ctx, id, err); err != nil {
 			return total, err
@@ -117,9 +115,8 @@ func (o *Operations) record(ctx context.Context, id int64, failed error) error {
 		_, err := tx.Exec(ctx, recordFailedStepSQL, id, failed.Error())
 		return err
 	})
-	if err != nil {
-		return o.cfg.tolerate(ctx, fmt.Errorf("record the failed step of operation %d: %w", id, err),
-			"cannot record the error of an operation", "operation", id)
+	if err := o.cfg.tolerate(ctx, err, "record the error of an operation", "operation", id); err != nil {
+		return fmt.Errorf("record the failed step of operation %d: %w", id, err)
 	}
 	return nil
 }

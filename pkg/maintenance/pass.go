@@ -2,6 +2,8 @@ package maintenance
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -27,14 +29,15 @@ func (c Config) loop(name string) duty.Loop {
 	}
 }
 
-// tolerate returns an error that ends a pass: the database is unavailable, the term is over, or ctx ended. Any other
-// error concerns the rows of a statement, and would come under another leader as well: it is logged, for the pass to go
-// on, and the result is nil.
-func (c Config) tolerate(ctx context.Context, err error, message string, args ...any) error {
-	if err == nil || postgres.Unavailable(err) || ctx.Err() != nil {
+// tolerate takes note of the outcome of a step for an object, see duty.FailingEach; args name the object. It returns an
+// error that ends a pass: the database is unavailable, the term is over, or ctx ended. Any other error concerns the
+// rows of a statement, and would come under another leader as well: it is logged, for the pass to go on, and the
+// result is nil.
+func (c Config) tolerate(ctx context.Context, err error, step string, args ...any) error {
+	if postgres.Unavailable(err) || ctx.Err() != nil {
 		return err
 	}
-	c.Log.ErrorContext(ctx, message, append(args, "error", err)...) //nolint:sloglint // a constant of each caller
+	c.failing.Note(ctx, c.Log, slog.LevelError, step, step+fmt.Sprint(args...), err, args...)
 	return nil
 }
 

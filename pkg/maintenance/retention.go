@@ -59,6 +59,12 @@ func (r *Retention) Status() RetentionStatus { return r.done.Read() }
 
 const daysAhead = 7
 
+// retentionStep is a part of a pass, with its name in the log.
+type retentionStep struct {
+	name string
+	do   func(context.Context) error
+}
+
 // pass does its steps one after another. A step that the database refuses is logged, and the next pass tries it
 // again: it would fail under another leader as well, and keeps no other step from its work. While rows are left to
 // tidy, the next pass follows soon and does that alone: endings wait behind a partition that waits to be dropped.
@@ -66,25 +72,26 @@ const daysAhead = 7
 func (r *Retention) pass(ctx context.Context) (time.Duration, error) {
 	start := time.Now()
 	r.left = backlog{}
-	steps := []func(context.Context) error{r.tidy}
+	steps := []retentionStep{
+		{"make partitions", r.make}, {"drop old partitions", r.drop}, {"look for what is behind", r.behind},
+		{"prune the audit", r.pruneAudit}, {"delete old outcomes", r.tidy},
+	}
 	if r.whole.IsZero() || start.Sub(r.whole) >= r.cfg.RetentionPause {
 		r.whole = start
-		steps = []func(context.Context) error{r.make, r.drop, r.behind, r.pruneAudit, r.tidy}
+	} else {
+		steps = steps[len(steps)-1:]
 	}
 	for _, step := range steps {
-		err := step(ctx)
-		switch {
-		case err == nil:
-		case errors.Is(err, duty.ErrClock):
+		err := step.do(ctx)
+		if errors.Is(err, duty.ErrClock) {
 			r.whole = time.Time{}
 			r.cfg.Log.WarnContext(ctx, "retention waits until the database's clock is believed", "error", err)
 			return r.cfg.RetentionPause, nil
-		default:
-			if err := r.cfg.tolerate(ctx, err, "retention; the next pass tries again"); err != nil {
-				return 0, err
-			}
-			r.left.refused = true
 		}
+		if err := r.cfg.tolerate(ctx, err, step.name); err != nil {
+			return 0, err
+		}
+		r.left.refused = r.left.refused || err != nil
 	}
 	return r.left.pause(time.Since(start), r.cfg.RetentionPause), nil
 }

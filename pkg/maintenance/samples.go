@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"time"
@@ -107,11 +108,14 @@ func (s *Samples) Run(ctx context.Context) error {
 		defer cancel()
 		next, err := s.pass(bounded)
 		late := bounded.Err() != nil // a pass that is too long may have only much to count
-		if err != nil && (late || !postgres.Unavailable(err)) && ctx.Err() == nil {
-			s.cfg.Log.ErrorContext(ctx, "cannot sample the queues", "error", err)
+		if err != nil && !late && postgres.Unavailable(err) {
+			return next, err
+		}
+		s.cfg.failing.Note(ctx, s.cfg.Log, slog.LevelError, "sample the queues", "sample", err)
+		if err != nil {
 			return s.cfg.SamplePause, nil
 		}
-		return next, err
+		return next, nil
 	})
 }
 

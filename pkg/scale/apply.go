@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -33,6 +34,7 @@ type applier struct {
 	status OrderStatus
 
 	hearing hearing
+	failing duty.FailingEach
 }
 
 // OrderStatus is the counters of orders to backends since the start of the term. Failed counts as well how often a
@@ -113,9 +115,8 @@ func (a *applier) run(term context.Context) error {
 	var expired, pruned, trimmed time.Time
 	var asked map[string]bool // models of the next rounds; nil for all
 	for {
-		if err := a.startRounds(ctx, &group, asked); err != nil && ctx.Err() == nil {
-			a.cfg.Log.ErrorContext(ctx, "cannot read deployments", "error", err)
-		}
+		err := a.startRounds(ctx, &group, asked)
+		a.failing.Note(ctx, a.cfg.Log, slog.LevelError, "read deployments", "", err)
 		if now := time.Now(); now.Sub(expired) >= expireEvery {
 			expired = now
 			a.expire(ctx)
@@ -191,9 +192,8 @@ func (a *applier) startRounds(ctx context.Context, group *sync.WaitGroup, asked 
 			limited, cancel := context.WithTimeout(ctx, a.limit)
 			defer cancel()
 			starts, err := a.protected(limited, s, r.urgent)
-			if err != nil && ctx.Err() == nil {
-				a.cfg.Log.WarnContext(ctx, "cannot apply a deployment", "deployment", s.Name, "error", err)
-			}
+			a.failing.Note(ctx, a.cfg.Log, slog.LevelWarn, "apply a deployment", "deployment "+s.Name, err,
+				"deployment", s.Name)
 			if again := a.end(s.Name); again || starts { // starts are registered at once
 				a.nudge(s.Model)
 			}

@@ -2,6 +2,7 @@ package scale
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -50,8 +51,8 @@ func (a *applier) expire(ctx context.Context) {
 		}
 		return tx.QueryRow(ctx, expireSQL, a.hearing.answered(clock, time.Now())).Scan(&n)
 	})
-	if err != nil && ctx.Err() == nil {
-		a.cfg.Log.WarnContext(ctx, "cannot remove instances whose time to live ended", "error", err)
+	a.failing.Note(ctx, a.cfg.Log, slog.LevelWarn, "remove instances whose time to live ended", "expire", err)
+	if err != nil {
 		return
 	}
 	a.count(func(st *OrderStatus) { st.Expired += n })

@@ -2,7 +2,9 @@ package scale
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -22,6 +24,8 @@ const (
 	makeSQL   = `SELECT penstock.make_wanted_deployments($1)`
 	pruneSQL  = `SELECT penstock.prune_deployments($1)`
 )
+
+var errTargetTaken = errors.New("models have no deployment: the target of their template belongs to another one")
 
 // pruneMax bounds the deployments that a pass removes.
 const pruneMax = 100
@@ -50,10 +54,10 @@ func (s *Duty) makeDeployments(ctx context.Context, models []string) ([]template
 	for _, name := range made {
 		s.cfg.Log.InfoContext(ctx, "made a deployment on demand", "deployment", name)
 	}
-	if n := len(missing) - len(made); n > 0 {
-		s.cfg.Log.WarnContext(ctx, "models have no deployment: the target of their template belongs to another one",
-			"models", n)
+	if len(made) < len(missing) {
+		err = errTargetTaken
 	}
+	s.failing.Note(ctx, s.cfg.Log, slog.LevelWarn, "make deployments on demand", "make", err)
 	s.applier.nudge(missing...) // its backend is asked at once what exists
 	s.applier.count(func(st *OrderStatus) { st.Made += int64(len(made)) })
 	return slices.DeleteFunc(all, func(t templated) bool { return t.Waits }), nil
@@ -63,10 +67,8 @@ func (s *Duty) makeDeployments(ctx context.Context, models []string) ([]template
 func (a *applier) prune(ctx context.Context) {
 	var names []string
 	err := a.fence.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, pruneSQL, pruneMax).Scan(&names) })
+	a.failing.Note(ctx, a.cfg.Log, slog.LevelWarn, "remove idle deployments", "prune", err)
 	if err != nil {
-		if ctx.Err() == nil {
-			a.cfg.Log.WarnContext(ctx, "cannot remove idle deployments", "error", err)
-		}
 		return
 	}
 	for _, name := range names {

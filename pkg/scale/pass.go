@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -36,8 +37,8 @@ func (s *Duty) decideFor(ctx context.Context, models []string) (whole bool, err 
 	all := make([]*modelDecision, 0, len(inputs))
 	for _, in := range inputs {
 		d, err := s.decide(in, deployments[in.Model])
+		s.note(ctx, "decide for a model", in.Model, err)
 		if err != nil {
-			s.cfg.Log.ErrorContext(ctx, "cannot decide for a model", "model", in.Model, "error", err)
 			undecided[in.Model] = true
 			continue
 		}
@@ -53,18 +54,29 @@ func (s *Duty) decideFor(ctx context.Context, models []string) (whole bool, err 
 	return false, s.store(ctx, all)
 }
 
+// note takes note of the outcome of a step for a model, see duty.Failing.
+func (s *Duty) note(ctx context.Context, step, model string, err error) {
+	s.failing.Note(ctx, s.cfg.Log, slog.LevelError, step, step+" "+model, err, "model", model)
+}
+
+// inputStep is the name in the log of a reading of the input of one model.
+const inputStep = "read the input of a model"
+
 // inputs reads the inputs of models. Where the row of one cannot be read, each is read alone, and it becomes undecided.
 func (s *Duty) inputs(ctx context.Context, models []string, undecided map[string]bool) ([]input, error) {
 	read := func(models []string) ([]input, error) {
 		return pgx.CollectRows(postgres.Query(ctx, s.db, inputSQL, models), pgx.RowToStructByName[input])
 	}
 	all, err := read(models)
+	for _, in := range all {
+		s.note(ctx, inputStep, in.Model, nil)
+	}
 	if ofData(err) {
 		all, err = nil, nil
 		for _, model := range models {
 			one, failed := read([]string{model})
 			if ofData(failed) {
-				s.cfg.Log.ErrorContext(ctx, "cannot read the input of a model", "model", model, "error", failed)
+				s.note(ctx, inputStep, model, failed)
 				undecided[model] = true
 				continue
 			}
@@ -72,6 +84,7 @@ func (s *Duty) inputs(ctx context.Context, models []string, undecided map[string
 			if err != nil {
 				break
 			}
+			s.note(ctx, inputStep, model, nil)
 		}
 	}
 	if err != nil {

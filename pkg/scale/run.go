@@ -49,6 +49,7 @@ type Duty struct {
 	woken   pace // of passes for models that are due
 	slice   int  // models of a slice
 	budget  bool // one is known to be set
+	failing duty.FailingEach
 
 	mu     sync.Mutex
 	status DutyStatus // without Models

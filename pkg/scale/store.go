@@ -145,16 +145,24 @@ type outcome struct {
 	models      []string // of the deployments
 }
 
+// storeStep is the name in the log of a writing of the decision about one model.
+const storeStep = "store the decision about a model"
+
 // store writes what changed, and the states that are due to be stored, in one transaction within the term. Where a row
 // is refused, each model is stored alone, so that one of them stops no other.
 func (s *Duty) store(ctx context.Context, all []*modelDecision) error {
 	err := s.storeOnce(ctx, all)
 	if !ofData(err) {
+		for _, d := range all {
+			if err == nil {
+				s.note(ctx, storeStep, d.in.Model, nil)
+			}
+		}
 		return err
 	}
 	for i, d := range all {
 		if err := s.storeOnce(ctx, []*modelDecision{d}); ofData(err) {
-			s.cfg.Log.ErrorContext(ctx, "cannot store the decision about a model", "model", d.in.Model, "error", err)
+			s.note(ctx, storeStep, d.in.Model, err)
 			s.forget(d.in.Model)
 		} else if err != nil {
 			for _, d := range all[i+1:] {

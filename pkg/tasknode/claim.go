@@ -3,6 +3,7 @@ package tasknode
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math"
 	"slices"
 	"time"
@@ -93,8 +94,9 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 	statement, end := n.outlive(ctx)
 	claimed, err := first.queue.ClaimLanes(statement, request)
 	end()
+	n.note(ctx, slog.LevelWarn, "claim", first.queue, err)
 	if err != nil {
-		claimed = n.resolve(ctx, first.queue, request, leases, err)
+		claimed = n.resolve(ctx, first.queue, request, leases)
 	}
 	took := time.Since(start)
 	var locks []*invalidation.Lock
@@ -146,9 +148,7 @@ func (n *Node) sweep(ctx context.Context, v *laneLease, lowWater int64) int {
 	statement, end := n.bound(ctx)
 	defer end()
 	swept, err := v.queue.Sweep(statement, v.lane.key.lane, v.from, lowWater)
-	if err != nil && ctx.Err() == nil {
-		n.cfg.Log.Warn("sweep lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
-	}
+	n.note(ctx, slog.LevelWarn, "sweep lanes", v.queue, err)
 	return swept
 }
 
@@ -158,13 +158,16 @@ func (n *Node) passLocked(ctx context.Context, v *laneLease, lowWater int64) int
 	ctx, end := n.bound(ctx)
 	defer end()
 	position, err := v.queue.Unlocked(ctx, v.lane.key.lane, lowWater+1)
-	switch {
-	case err != nil && ctx.Err() == nil:
-		n.cfg.Log.Warn("pass locked rows of a lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
-	case err == nil && position != math.MaxInt64:
+	n.note(ctx, slog.LevelWarn, "pass locked rows of lanes", v.queue, err)
+	if err == nil && position != math.MaxInt64 {
 		return position - 1
 	}
 	return lowWater
+}
+
+// note takes note of the outcome of a step for a queue, see duty.Failing.
+func (n *Node) note(ctx context.Context, level slog.Level, step string, q *invalidation.Queue, err error) {
+	n.failing.Note(ctx, n.cfg.Log, level, step, step+"\x00"+q.Name, err, "queue", q.Name)
 }
 
 // outlive is a context that ends a beat after ctx does, and at the latest after a lease: the answer may never
@@ -189,16 +192,16 @@ func (n *Node) bound(ctx context.Context) (context.Context, context.CancelFunc) 
 	return context.WithTimeout(ctx, n.cfg.Lease)
 }
 
+// resolveStep is the name in the log of what resolve does.
+const resolveStep = "find out what a claim brought"
+
 // resolve finds out what of a claim that ended in an error was committed, lane by lane. Whatever the error,
 // that may be some of it: a claim has parts, and the entries of groups are read after its commit. It does not
 // give up while the node lives; a node that stops, or that the database refuses, leaves the locks to recovery
 // after a lease, which ends them as its heartbeats do not name them.
 func (n *Node) resolve(
-	ctx context.Context, q *invalidation.Queue, r invalidation.LanesRequest, leases []*laneLease, err error,
+	ctx context.Context, q *invalidation.Queue, r invalidation.LanesRequest, leases []*laneLease,
 ) []invalidation.Claimed {
-	if ctx.Err() == nil {
-		n.cfg.Log.Warn("claim", "queue", q.Name, "claim", r.ClaimID, "error", err)
-	}
 	claimed := make([]invalidation.Claimed, len(leases))
 	start := time.Now()
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
@@ -206,6 +209,7 @@ func (n *Node) resolve(
 		locks, err := q.Reclaim(ask, r.Node, r.ClaimID)
 		end()
 		if err == nil {
+			n.note(ctx, slog.LevelError, resolveStep, q, nil)
 			for _, l := range locks {
 				i := slices.IndexFunc(leases, func(v *laneLease) bool { return v.lane.key.lane == l.Lane })
 				claimed[max(0, i)].Locks = append(claimed[max(0, i)].Locks, l)
@@ -218,8 +222,7 @@ func (n *Node) resolve(
 		}
 		refused := !postgres.Unavailable(err)
 		if refused {
-			n.cfg.Log.Error("find out what a claim brought", "queue", q.Name, "claim", r.ClaimID,
-				"since", time.Since(start), "error", err)
+			n.note(context.WithoutCancel(ctx), slog.LevelError, resolveStep, q, err)
 		}
 		if (refused || ctx.Err() != nil) && time.Since(start) > n.cfg.Lease {
 			return claimed

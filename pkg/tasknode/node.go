@@ -39,6 +39,7 @@ type Node struct {
 	lease       lease
 	stats       Stats
 	handedBack  handedBack
+	failing     duty.FailingEach // steps that the database refuses, by queue
 
 	// of the heartbeat, and of the start before it
 	registry      int64        // the version of the registry of queues that was read last

@@ -3,6 +3,7 @@ package tasknode
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -21,6 +22,9 @@ func (n *Node) settle(ctx context.Context) {
 	}
 }
 
+// settleStep is the name in the log of what record does.
+const settleStep = "settle entries"
+
 // record writes a batch, again and again while the reason that it fails is one that passes. One that takes too long
 // twice is divided: heartbeats list its locks meanwhile, so that recovery does not end them. The endings of locks of
 // which another transaction keeps a row locked are not recorded, and returned as busy; wait says whether to wait a
@@ -33,6 +37,7 @@ func (n *Node) record(ctx context.Context, p pile, wait bool) (busy pile) {
 		ours, left, err := p.queue.SettleFree(statement, n.ID(), p.endings, wait)
 		end()
 		if err == nil {
+			n.note(ctx, slog.LevelWarn, settleStep, p.queue, nil)
 			busy = p.extract(left)
 			if wait && len(left) > 0 {
 				n.cfg.Log.Warn("settle entries: another transaction has locked rows of them", "queue", p.queue.Name,
@@ -54,7 +59,7 @@ func (n *Node) record(ctx context.Context, p pile, wait bool) (busy pile) {
 		case timeouts > 1 && len(p.endings) > 1:
 			return n.recordHalves(ctx, p)
 		}
-		n.cfg.Log.Warn("settle entries", "queue", p.queue.Name, "endings", len(p.endings), "error", err)
+		n.note(ctx, slog.LevelWarn, settleStep, p.queue, err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(n.jitter(pause)):

@@ -2,7 +2,10 @@ package tasknode
 
 import (
 	"context"
+	"log/slog"
 	"time"
+
+	"github.com/penstock/penstock/internal/duty"
 )
 
 // thread is one processing thread: it runs one job after another.
@@ -37,10 +40,10 @@ const (
 func (n *Node) growLoop(ctx context.Context) {
 	ticks := time.NewTicker(growEvery)
 	defer ticks.Stop()
+	var failing duty.Failing
 	for {
-		if err := n.grow(ctx, n.cfg.ThreadsFor()); err != nil && ctx.Err() == nil {
-			n.cfg.Log.Warn("grow node", "node", n.cfg.Name, "error", err)
-		}
+		err := n.grow(ctx, n.cfg.ThreadsFor())
+		failing.Note(ctx, n.cfg.Log, slog.LevelWarn, "grow node", err, "node", n.cfg.Name)
 		select {
 		case <-ctx.Done():
 			return

@@ -46,7 +46,9 @@ type Batches struct {
 	log     *slog.Logger
 	wake    chan struct{} // holds one
 	clock   duty.Clock    // judges the database's clock for what is deleted or ended by it
-	taking  duty.Failing
+
+	taking, sweeping duty.Failing
+
 	limited time.Duration // of Run alone: the shortest rest for the rate of a token since its last pause; 0: none
 }
 

@@ -89,9 +89,7 @@ func (s *Batches) Run(ctx context.Context) error {
 		}
 		if time.Since(swept) > sweepEvery {
 			swept = time.Now()
-			if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
-				s.log.Error("files and batches", "error", err)
-			}
+			s.sweeping.Note(ctx, s.log, slog.LevelError, "sweep files and batches", s.sweep(ctx))
 		}
 		clock := time.NewTimer(pause)
 		select {

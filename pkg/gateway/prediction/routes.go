@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -41,6 +42,8 @@ type Predictions struct {
 	beat    beat
 	owed    bell              // rung when a prediction with a webhook was made
 	swept   postgres.PageWalk // of the table of predictions; of notices alone
+
+	notifying duty.FailingEach // by prediction
 }
 
 // New returns the predictions on a database, for the models and tokens of a gateway.

@@ -204,13 +204,10 @@ func (s *Predictions) notify(ctx context.Context) (pause time.Duration, err erro
 	}
 	for _, id := range ended {
 		err := s.notifyOne(ctx, id)
-		switch {
-		case err == nil:
-		case postgres.Unavailable(err) && !errors.Is(err, gateway.ErrPanicked):
+		if postgres.Unavailable(err) && !errors.Is(err, gateway.ErrPanicked) {
 			return pause, err
-		default:
-			s.log.Warn("push webhook of prediction", "prediction", id, "error", err)
 		}
+		s.notifying.Note(ctx, s.log, slog.LevelWarn, "push webhook of prediction", id, err, "prediction", id)
 	}
 	return pause, nil
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/scale/keda/externalscaler"
 )
@@ -37,6 +38,8 @@ type External struct {
 	externalscaler.UnimplementedExternalScalerServer
 	cfg   Config
 	reads singleflight.Group // one statement at a time serves all streams and calls
+
+	failing duty.FailingEach // by deployment
 
 	mu    sync.Mutex
 	known map[string]number
@@ -136,6 +139,9 @@ func (s *External) read(ctx context.Context, deployment string) (number, error) 
 	return number{*found.Desired, all.asked.Add(-time.Duration(*found.Age * float64(time.Second)))}, nil
 }
 
+// readStep is the name in the log of what current does. KEDA gets the last known number while it fails.
+const readStep = "read the number of a deployment"
+
 // current is the number of a deployment: read now, or the last one that was read and is not too old. Without either it
 // is an error of status UNAVAILABLE.
 func (s *External) current(ctx context.Context, ref *externalscaler.ScaledObjectRef) (int, error) {
@@ -146,6 +152,7 @@ func (s *External) current(ctx context.Context, ref *externalscaler.ScaledObject
 	n, err := s.read(ctx, deployment)
 	switch {
 	case err == nil:
+		s.failing.Note(ctx, s.cfg.Log, slog.LevelWarn, readStep, deployment, nil, "deployment", deployment)
 		s.keep(deployment, n)
 	case errors.Is(err, errHeld), errors.Is(err, errUndecided):
 		s.forget(deployment)
@@ -154,7 +161,7 @@ func (s *External) current(ctx context.Context, ref *externalscaler.ScaledObject
 		s.forget(deployment)
 		return 0, err
 	default:
-		s.cfg.Log.WarnContext(ctx, "KEDA gets the last known number", "deployment", deployment, "error", err)
+		s.failing.Note(ctx, s.cfg.Log, slog.LevelWarn, readStep, deployment, err, "deployment", deployment)
 		s.mu.Lock()
 		kept, is := s.known[deployment]
 		s.mu.Unlock()
