@@ -62,7 +62,7 @@ func TestUnracedPagesNeverScanTheBacklog(t *testing.T) {
 	}
 	exec(`CREATE TABLE penstock.sample_ever PARTITION OF penstock.sample FOR VALUES FROM (MINVALUE) TO (MAXVALUE)`)
 	pages := map[string][2]string{
-		"queues":        {queuesSQL, `NULL, true`},
+		"queues":        {queuesSQL, `NULL, true, '', 51`},
 		"last":          {`SELECT (penstock.last_sample($1, $2)).at`, fmt.Sprintf(`%d, '1 microsecond'`, q.ID)}, // as without a leader
 		"samples":       {fmt.Sprintf(samplesSQL, "sample"), `'work', '1 minute'`},
 		"lanes":         {lanesSQL, `'work', 20`},

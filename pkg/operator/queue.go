@@ -45,14 +45,14 @@ type Queue struct {
 	OutPerSecond    *float64   `json:"out_per_second,omitempty"`
 }
 
-// queuesSQL reads the queues named in $1, all if null. Their depths come from their newest sample
-// if $2 is true. If that is too old (penstock.last_sample), because no leader is elected, it counts
-// them itself, but for more than 100 queues: readers would count without end, so that it takes a
-// sample of up to a day, without its rates. It begins counts for a second, and what is left then is unmeasured: a count
-// takes milliseconds, and a hundred times that on a busy server, so that a list would not end where hundreds of queues
-// are new; one queue alone is always counted. What operators have stopped (penstock.queue_stops) is that of now beside
-// a sample as well. Counts are bounded, see penstock.count_queue; inserts and deletes are the statistics collector's,
-// about a second old.
+// queuesSQL reads the first $4 queues behind the name $3 of those named in $1, of all if that is null. Their
+// depths come from their newest sample if $2 is true. If that is too old (penstock.last_sample), because no leader
+// is elected, it counts them itself, but for more than 100 queues: readers would count without end, so that it
+// takes a sample of up to a day, without its rates. It begins counts for a second, and what is left then is
+// unmeasured: a count takes milliseconds, and a hundred times that on a busy server, so that a list would not end
+// where hundreds of queues are new; one queue alone is always counted. What operators have stopped
+// (penstock.queue_stops) is that of now beside a sample as well. Counts are bounded, see penstock.count_queue;
+// inserts and deletes are the statistics collector's, about a second old.
 const queuesSQL = `
 SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
        s.initial + s.pending - s.computing AS awaiting_compute,
@@ -81,7 +81,10 @@ SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
                                       )::penstock.sample) AS l OFFSET 0) x) s
   LEFT JOIN LATERAL (SELECT s.in_per_second, s.out_per_second) r
          ON n.at > statement_timestamp() - interval '30 seconds' OR (penstock.last_sample(q.id)).at IS NOT NULL
- WHERE $1::text[] IS NULL OR q.name = ANY ($1)
+ WHERE q.id = ANY (ARRAY(
+       SELECT x.id FROM penstock.queue x
+        WHERE ($1::text[] IS NULL OR x.name = ANY ($1)) AND x.name > $3
+        ORDER BY x.name LIMIT $4))
  ORDER BY q.name`
 
 // Queues returns the queues of these names with their present state; without names all queues, as
@@ -90,7 +93,12 @@ func (d *Database) Queues(ctx context.Context, names ...string) ([]Queue, error)
 	if len(names) == 0 {
 		names = nil // an empty array would match no queue
 	}
-	return list[Queue](ctx, d.db, "queues", queuesSQL, names, names == nil)
+	return list[Queue](ctx, d.db, "queues", queuesSQL, names, names == nil, "", nil)
+}
+
+// QueuesAfter returns the first queues behind a name, by name, as the elected leader sampled them.
+func (d *Database) QueuesAfter(ctx context.Context, after string, limit int) ([]Queue, error) {
+	return list[Queue](ctx, d.db, "queues", queuesSQL, nil, true, after, page(limit))
 }
 
 // QueueDetail is a queue with its settings, lanes and limits.
