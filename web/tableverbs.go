@@ -152,7 +152,7 @@ func (d *Dashboard) tokenVerbs() {
 			}
 			return d.change.CreateToken(ctx, operator.Grant{
 				Name: in.Get("name"), Scopes: words(in.Get("scopes")), Queues: words(in.Get("queues")),
-				ExpiresAt: time.Now().Add(time.Duration(days) * 24 * time.Hour),
+				Lifetime: time.Duration(days) * 24 * time.Hour,
 			}, by)
 		},
 		next: func(form) string { return "tokens" },

@@ -73,7 +73,7 @@ func (a *API) createToken(ctx context.Context, in *tokenCreation) (*answer[secre
 	case b.NeverExpires && !b.ExpiresAt.IsZero():
 		return nil, flaw("never_expires", errors.New("expires_at is given as well; give one of them"))
 	case !b.NeverExpires && b.ExpiresAt.IsZero() && a.cfg.TokenLifetime > 0:
-		g.ExpiresAt = time.Now().Add(a.cfg.TokenLifetime)
+		g.Lifetime = a.cfg.TokenLifetime
 	}
 	text, err := a.operator.CreateToken(ctx, g, b.by(ctx))
 	return answered(secret{text}, err)

@@ -55,7 +55,10 @@ type Grant struct {
 	// hour or day; nil: any.
 	GPUMS     *int64
 	GPUPeriod *string
-	ExpiresAt time.Time // zero: never
+	// ExpiresAt is when it ends; Lifetime, in place of that, how long it lasts from now by the database's clock. Zero:
+	// it does not end.
+	ExpiresAt time.Time
+	Lifetime  time.Duration
 }
 
 const (
@@ -148,14 +151,15 @@ func (d *Database) CreateToken(ctx context.Context, g Grant, by invalidation.By)
 			return fmt.Errorf("create token %q: the name is taken; rotate or revoke that token: %w", g.Name,
 				invalidation.ErrState)
 		}
-		if secret, err = insertToken(ctx, tx, g, by); err != nil {
+		var expires *time.Time
+		if secret, expires, err = insertToken(ctx, tx, g, by); err != nil {
 			return err
 		}
 		return record(ctx, tx, by, "create_token", "token "+g.Name,
 			map[string]any{
 				"scopes": g.Scopes, "applications": g.Applications, "queues": g.Queues,
 				"flows": g.Flows, "priority_max": g.PriorityMax, "rate": g.Rate, "burst": g.Burst,
-				"gpu_ms": g.GPUMS, "gpu_period": g.GPUPeriod, "expires_at": given(g.ExpiresAt),
+				"gpu_ms": g.GPUMS, "gpu_period": g.GPUPeriod, "expires_at": expires,
 			})
 	})
 	return secret, err
@@ -171,31 +175,37 @@ func livingTokens(ctx context.Context, tx pgx.Tx, name string) ([]APIToken, erro
 	return slices.DeleteFunc(found, func(t APIToken) bool { return !t.Live }), err
 }
 
-func insertToken(ctx context.Context, tx pgx.Tx, g Grant, by invalidation.By) (string, error) {
-	secret := NewSecret()
+// insertToken returns the secret, and when the token ends; nil: it does not.
+func insertToken(ctx context.Context, tx pgx.Tx, g Grant, by invalidation.By) (
+	secret string, expires *time.Time, err error,
+) {
+	secret = NewSecret()
 	hash := sha256.Sum256([]byte(secret))
 	const sql = `
 INSERT INTO penstock.api_token (name, hash, scopes, applications, queues, expires_at, created_by, flows,
                                 priority_max, rate, burst, gpu_ms, gpu_period)
-SELECT $1::text, $2::bytea, $3::text[], coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), $6::timestamptz,
+SELECT $1::text, $2::bytea, $3::text[], coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), e.at,
        coalesce($7, current_user), coalesce($8::text[], '{}'), $9::smallint, $10::float8, $11::integer,
        $12::bigint, $13::text
- WHERE coalesce($6::timestamptz > clock_timestamp() AND $6 < '9999-12-31 UTC', true)`
-	tag, err := tx.Exec(ctx, sql, g.Name, hash[:], g.Scopes, g.Applications, g.Queues, given(g.ExpiresAt),
-		given(by.Actor), g.Flows, g.PriorityMax, g.Rate, g.Burst, g.GPUMS, g.GPUPeriod)
-	if err == nil && tag.RowsAffected() == 0 {
-		return "", fmt.Errorf("create token %q: expires_at is not a time to come before 9999-12-31: %w", g.Name,
+  FROM (SELECT coalesce($6::timestamptz, clock_timestamp() + $14::interval) AS at OFFSET 0) e
+ WHERE coalesce(e.at > clock_timestamp() AND e.at < '9999-12-31 UTC', true)
+RETURNING expires_at`
+	err = tx.QueryRow(ctx, sql, g.Name, hash[:], g.Scopes, g.Applications, g.Queues, given(g.ExpiresAt),
+		given(by.Actor), g.Flows, g.PriorityMax, g.Rate, g.Burst, g.GPUMS, g.GPUPeriod,
+		given(g.Lifetime)).Scan(&expires)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return "", nil, fmt.Errorf("create token %q: expires_at is not a time to come before 9999-12-31: %w", g.Name,
 			invalidation.ErrInvalid)
 	}
 	var violated *pgconn.PgError
 	if errors.As(err, &violated) && violated.ConstraintName == "api_token_push_limits" {
-		return "", fmt.Errorf("create token %q: flows, priority_max and rate limit pushes alone, and go with no scope "+
-			"but push, read, call and announce: %w",
+		return "", nil, fmt.Errorf("create token %q: flows, priority_max and rate limit pushes alone, and go "+
+			"with no scope but push, read, call and announce: %w",
 			g.Name, invalidation.ErrInvalid)
 	}
 	if violated != nil && violated.ConstraintName == "api_token_budget" {
-		return "", fmt.Errorf("create token %q: gpu_ms goes with gpu_period, hour or day, and with flows, whose use "+
-			"it bounds: %w", g.Name, invalidation.ErrInvalid)
+		return "", nil, fmt.Errorf("create token %q: gpu_ms goes with gpu_period, hour or day, and with flows, whose "+
+			"use it bounds: %w", g.Name, invalidation.ErrInvalid)
 	}
 	if code := postgres.Code(err); code == "23514" || code == "23502" {
 		err = fmt.Errorf("a name has letters, digits and . _ @ -, and scopes are of push, read, operate, admin, "+
@@ -203,9 +213,9 @@ SELECT $1::text, $2::bytea, $3::text[], coalesce($4::text[], '{}'), coalesce($5:
 			"or day, and burst, at least 1, goes with rate: %w", invalidation.ErrInvalid)
 	}
 	if err != nil {
-		return "", fmt.Errorf("create token %q: %w", g.Name, err)
+		return "", nil, fmt.Errorf("create token %q: %w", g.Name, err)
 	}
-	return secret, nil
+	return secret, expires, nil
 }
 
 // RotateToken makes another secret for a token and lets the older ones of its name end after the overlap. The new one
@@ -231,19 +241,21 @@ UPDATE penstock.api_token SET expires_at = least(expires_at, clock_timestamp() +
 			return fmt.Errorf("rotate token %q: %w", name, err)
 		}
 		was := living[0]
+		lifetime := time.Duration(0)
 		if expires.IsZero() && was.ExpiresAt != nil {
-			expires = time.Now().Add(was.ExpiresAt.Sub(was.CreatedAt))
+			lifetime = was.ExpiresAt.Sub(was.CreatedAt)
 		}
-		secret, err = insertToken(ctx, tx, Grant{
+		var ends *time.Time
+		secret, ends, err = insertToken(ctx, tx, Grant{
 			Name: name, Scopes: was.Scopes, Applications: was.Applications, Queues: was.Queues,
 			Flows: was.Flows, PriorityMax: was.PriorityMax, Rate: was.Rate, Burst: was.Burst, GPUMS: was.GPUMS,
-			GPUPeriod: was.GPUPeriod, ExpiresAt: expires,
+			GPUPeriod: was.GPUPeriod, ExpiresAt: expires, Lifetime: lifetime,
 		}, by)
 		if err != nil {
 			return err
 		}
 		return record(ctx, tx, by, "rotate_token", "token "+name,
-			map[string]any{"overlap_seconds": overlap.Seconds(), "expires_at": given(expires)})
+			map[string]any{"overlap_seconds": overlap.Seconds(), "expires_at": ends})
 	})
 	return secret, err
 }
