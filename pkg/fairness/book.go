@@ -97,7 +97,8 @@ type queue struct {
 	algorithm Algorithm
 	nodes     float64 // how many nodes seem to serve it as this one does
 	ranking   uint64
-	taken     bool // one of its lanes is, in this ranking
+	taken     bool   // one of its lanes is, in this ranking
+	kept      uint64 // the last round in which a flow of it was kept
 }
 
 type flow struct {

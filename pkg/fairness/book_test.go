@@ -283,6 +283,32 @@ func TestForgottenFlowsTakeNoMemory(t *testing.T) {
 	}
 }
 
+// Each exchange reads all queues that are known, and queues come and go.
+func TestQueuesThatAreGoneAreForgotten(t *testing.T) {
+	b := New(Config{HalfLife: time.Minute})
+	for i := range int32(1000) {
+		l := []Lane{{Queue: i, Weight: 1}}
+		b.Rank(nil, l, 0, at(0))
+		b.Charge(l[0], 1, at(0))
+		b.Correct(l[0], 1, 1, at(0))
+	}
+	b.Charge(Lane{Queue: 7}, 1, at(1)) // still runs
+	b.Report(at(1))
+	b.Adopt(nil, 1, at(1))
+	if n := len(b.queues); n != 1000 {
+		t.Errorf("%d of 1000 queues are known while they were served a moment ago", n)
+	}
+	b.Report(at(3600))
+	b.Adopt([]AttainedService{{Key: Key{Queue: 5, Whole: true}, Service: 1}}, 1, at(3600))
+	if n := len(b.queues); n != 2 || b.queues[queueBand{id: 5}] == nil || b.queues[queueBand{id: 7}] == nil {
+		t.Errorf("%d queues are known after an hour, want the one that another node serves and the one that runs", n)
+	}
+	b.Correct(Lane{Queue: 7}, 1, 1, at(3601))
+	if q := b.queues[queueBand{id: 7}]; q.running != 0 {
+		t.Errorf("the queue runs %v after its end", q.running)
+	}
+}
+
 func TestRankAllocatesNothing(t *testing.T) {
 	b := New(Config{})
 	lanes := manyLanes(1000)

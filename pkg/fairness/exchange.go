@@ -123,15 +123,25 @@ func (a *account) agree(moved float64) {
 	}
 }
 
-// prune forgets accounts that have decayed to nothing.
+// prune forgets accounts that have decayed to nothing: flows, and queues of which no flow is left.
 func (b *Book) prune(scale float64, now time.Time) {
 	const nothing = 1e-6
-	for key, f := range b.flows {
+	decayed := func(a *account) bool {
 		// Estimates that were added and taken off again leave a rest: 0.1+0.1+0.1-0.1-0.1-0.1 is above zero.
-		idle := now.Sub(f.seen) > 2*b.config.Grace && f.running < nothing
-		if idle && f.own == 0 && (f.shared+f.lifted())/scale < nothing {
+		idle := now.Sub(a.seen) > 2*b.config.Grace && a.running < nothing
+		return idle && a.own == 0 && (a.shared+a.lifted())/scale < nothing
+	}
+	for key, f := range b.flows {
+		if decayed(&f.account) {
 			f.book = nil
 			delete(b.flows, key)
+		} else {
+			f.queue.kept = b.rounds
+		}
+	}
+	for key, q := range b.queues {
+		if q.kept != b.rounds && decayed(&q.account) {
+			delete(b.queues, key)
 		}
 	}
 }
