@@ -33,6 +33,8 @@ const (
 	openFor = 2 * time.Second
 	// reopenFor is how long a push waits for the settings to be read again before it goes on with the handle before.
 	reopenFor = time.Second
+	// unusedFor is how long a handle is kept that nobody asks for: its queue may be gone.
+	unusedFor = time.Minute
 )
 
 // Get returns the handle of a queue, or ErrQueueNotFound. One caller opens it anew when its time is over; others go on
@@ -47,6 +49,7 @@ func (h *Handles) Get(ctx context.Context, name string) (*Queue, error) {
 		if h.hinter != nil {
 			q = q.Hinting(h.hinter)
 		}
+		h.forgetUnused()
 		h.byName.Store(name, openHandle{q, time.Now()})
 		return q, nil
 	}
@@ -67,6 +70,18 @@ func (h *Handles) Get(ctx context.Context, name string) (*Queue, error) {
 	}
 	h.byName.Store(name, openHandle{q, time.Now()})
 	return q, nil
+}
+
+// forgetUnused drops the handles that were not asked for of late. Each has the texts of all statements of its queue,
+// and no Get would find out that the queue of one is gone.
+func (h *Handles) forgetUnused() {
+	h.byName.Range(func(name, stored any) bool {
+		known := stored.(openHandle) //nolint:errcheck // nothing else is stored
+		if time.Since(known.opened) >= unusedFor {
+			h.byName.CompareAndDelete(name, known)
+		}
+		return true
+	})
 }
 
 // Forget has the next Get read the queue.

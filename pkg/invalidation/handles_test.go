@@ -2,6 +2,7 @@ package invalidation
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -41,5 +42,44 @@ func TestAHandleIsReadAnewWhenItsTimeIsOver(t *testing.T) {
 	over()
 	if _, err := handles.Get(t.Context(), "q"); !errors.Is(err, ErrQueueNotFound) {
 		t.Errorf("got %v, want ErrQueueNotFound", err)
+	}
+}
+
+// A queue that was dropped is asked for no more: its handle, with the texts of its statements, would stay for ever.
+func TestAHandleThatNobodyUsesIsForgotten(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	handles := NewHandles(pool, nil)
+	for _, name := range []string{"dropped", "used", "fresh"} {
+		if _, err := pool.Exec(t.Context(), `SELECT penstock.create_queue($1)`, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	get := func(name string) {
+		t.Helper()
+		if _, err := handles.Get(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	get("dropped")
+	get("used")
+	if _, err := pool.Exec(t.Context(), `SELECT penstock.drop_queue('dropped')`); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"dropped", "used"} { // both were opened long ago
+		stored, _ := handles.byName.Load(name)
+		known, _ := stored.(openHandle)
+		handles.byName.Store(name, openHandle{known.Queue, time.Now().Add(-unusedFor)})
+	}
+	get("used")
+	get("fresh")
+	var left []string
+	handles.byName.Range(func(name, _ any) bool {
+		left = append(left, name.(string)) //nolint:errcheck,forcetypeassert // nothing else is stored
+		return true
+	})
+	slices.Sort(left)
+	if want := []string{"fresh", "used"}; !slices.Equal(left, want) {
+		t.Errorf("the handles of %v are kept, want those of %v", left, want)
 	}
 }
