@@ -3,6 +3,7 @@ package invalidation
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,7 +50,8 @@ type Hinter struct {
 	rate   tokenbucket.Rate // of the hints of a queue
 
 	mu           sync.Mutex
-	tells        map[int32]*telling // bounded by the number of queues
+	tells        map[int32]*telling // of queues that were hinted of late
+	tellsMost    int                // of which those that have nothing to tell are forgotten
 	carryAgainAt time.Time          // until when no push carries hints
 	wake         chan struct{}
 	carrying     sync.Mutex // held by the push that carries hints
@@ -218,10 +220,26 @@ func (h *Hinter) stopCarrying() {
 func (h *Hinter) about(queue int32) *telling {
 	t := h.tells[queue]
 	if t == nil {
+		if len(h.tells) >= max(tellsFew, h.tellsMost) {
+			h.forget(time.Now())
+		}
 		t = &telling{}
 		h.tells[queue] = t
 	}
 	return t
+}
+
+// tellsFew is how many queues need no look for those that have nothing to tell.
+const tellsFew = 64
+
+// forget drops what is known of queues of which there is nothing to tell and whose bucket is full, as that of a queue
+// is that was never hinted: each look for hints reads them all, and queues come and go. The next time is when there are
+// twice as many as are left. Called with mu held.
+func (h *Hinter) forget(now time.Time) {
+	maps.DeleteFunc(h.tells, func(_ int32, t *telling) bool {
+		return !t.due && t.sent.Wait(now, h.rate, h.rate.Burst) == 0
+	})
+	h.tellsMost = 2 * len(h.tells)
 }
 
 // wait is how long a queue must wait until it may hint again; 0: it may.

@@ -431,3 +431,28 @@ func TestAPayloadGoesToTheCallbackOfItsKind(t *testing.T) {
 		t.Errorf("heard %d hints, want %d", n, len(want))
 	}
 }
+
+// Queues come and go: what was told of those that are no more is forgotten, and each that has news is told of.
+func TestQueuesThatHaveNothingToTellAreForgotten(t *testing.T) {
+	const queues = 5000
+	var most int
+	told := hints(t, fine, func(h *Hinter) {
+		for queue := range int32(queues) {
+			if queue%2 == 0 {
+				h.Hint(queue)
+			} else if texts, ended := h.carry(queue, nil); len(texts) > 0 {
+				ended(true)
+			}
+			h.mu.Lock()
+			most = max(most, len(h.tells))
+			h.mu.Unlock()
+			time.Sleep(time.Millisecond)
+		}
+	})
+	if len(told) != queues/2 {
+		t.Errorf("%d queues were told of, want %d", len(told), queues/2)
+	}
+	if most > 500 { // a bucket is full again after 20 ms for each hint
+		t.Errorf("%d queues were known at once, though few of them had been hinted of late", most)
+	}
+}
