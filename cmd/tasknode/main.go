@@ -147,7 +147,7 @@ func newNode(cfg Config, db *penstock.DB, tracing trace.TracerProvider, log *slo
 		if n.governor, err = governor.New(t.marks(), governor.NewMachine(), log); err != nil {
 			return nil, err
 		}
-		gates = append(gates, resources{n.governor})
+		gates = append(gates, resources{n.governor, n.observer})
 		declare := n.declare(needs)
 		queues = func(list []*invalidation.Queue) {
 			n.declared.served(list)
@@ -216,7 +216,9 @@ func (n *node) deliver(w Webhook, budget *budget, unproven int) error {
 // say, else the queue's setting.
 func (n *node) declare(own map[string]governor.Need) func([]*invalidation.Queue) {
 	return func(queues []*invalidation.Queue) {
+		served := make(map[string]bool, len(queues))
 		for _, q := range queues {
+			served[q.Name] = true
 			need, declared := own[q.Name]
 			if !declared {
 				set := q.Config.Needs
@@ -226,6 +228,7 @@ func (n *node) declare(own map[string]governor.Need) func([]*invalidation.Queue)
 				n.log.Error("needs of a queue", "queue", q.Name, "error", err)
 			}
 		}
+		n.governor.Keep(served)
 	}
 }
 
@@ -277,11 +280,19 @@ func (n *node) routes(draining api.Check) http.Handler {
 	return api.NewProbes(cfg)
 }
 
-// resources is the governor as a gate of the task node.
-type resources struct{ *governor.Governor }
+// resources is the governor as a gate of the task node, whose refusals are counted.
+type resources struct {
+	*governor.Governor
+	*observer
+}
 
 // Take implements tasknode.Gate. The threads for the entries that a node asks for are free.
 func (r resources) Take(queue string, want int) (int, func(n int)) {
 	verdict, hold := r.Governor.Take(queue, want, want)
+	if verdict.Allow == 0 {
+		for _, reason := range verdict.Reasons {
+			r.Refused(queue, string(reason.Code))
+		}
+	}
 	return verdict.Allow, func(n int) { r.Release(hold, n) }
 }

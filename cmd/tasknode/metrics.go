@@ -15,7 +15,7 @@ type observer struct {
 	metrics   telemetry.Metrics
 	queues    telemetry.Bound
 	models    telemetry.Bound
-	byQueue   sync.Map // from name to *ofQueue
+	byQueue   sync.Map // from label to *ofQueue
 	wait, run *prometheus.HistogramVec
 	claim     *prometheus.HistogramVec
 	errors    *prometheus.CounterVec
@@ -45,7 +45,7 @@ func newObserver() *observer {
 	return o
 }
 
-// ofQueue is what is counted by queue, looked up once.
+// ofQueue is what is counted under the label of a queue, looked up once.
 type ofQueue struct {
 	wait, run       prometheus.Observer
 	errors, claimed prometheus.Counter
@@ -56,11 +56,14 @@ func (o *observer) of(queue string) *ofQueue {
 		return known.(*ofQueue) //nolint:errcheck // nothing else is stored
 	}
 	label := o.queues.Label(queue)
+	if known, found := o.byQueue.Load(label); found { // of the rest, whose names are not remembered
+		return known.(*ofQueue) //nolint:errcheck // nothing else is stored
+	}
 	made := &ofQueue{
 		wait: o.wait.WithLabelValues(label), run: o.run.WithLabelValues(label),
 		errors: o.errors.WithLabelValues(label), claimed: o.claimed.WithLabelValues(label),
 	}
-	o.byQueue.Store(queue, made)
+	o.byQueue.Store(label, made)
 	return made
 }
 
@@ -125,11 +128,6 @@ func (n *node) refusalMetrics(out chan<- prometheus.Metric) {
 		sums.Add("node_refusals_total", count, r.queue, r.reason)
 	}
 	o.mu.Unlock()
-	if n.governor != nil {
-		for _, c := range n.governor.Refusals() {
-			sums.Add("node_refusals_total", float64(c.Count), o.queues.Label(c.Queue), string(c.Code))
-		}
-	}
 	sums.Collect(out)
 }
 

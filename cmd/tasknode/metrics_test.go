@@ -39,7 +39,7 @@ func TestMetricsCanBeRead(t *testing.T) {
 	n.observer.Claimed("work", 3, time.Millisecond, true)
 	n.observer.Refused("work", "threads")
 	n.observer.Ran("work", time.Second, time.Minute, errors.New("no"))
-	n.governor.Take("work", 0, 1) // no reading yet: refused
+	resources{n.governor, n.observer}.Take("work", 0) // no reading yet: refused
 	if _, err := db.Pool.Exec(t.Context(), `SELECT penstock.register_model('m', '{"protocol": "dispatcher"}')`); err != nil {
 		t.Fatal(err)
 	}
@@ -64,6 +64,34 @@ func TestCallbacksAreNotAmongTheRest(t *testing.T) {
 	}
 	if label := o.queues.Label("webhook"); label != "webhook" {
 		t.Errorf("the queue of callbacks is %q", label)
+	}
+}
+
+// Queues come and go: a node remembers no more of them than have a label of their own.
+func TestQueuesWithoutALabelOfTheirOwnAreNotRemembered(t *testing.T) {
+	o := newObserver()
+	g, err := governor.New(governor.Config{}, still{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const queues = 1000
+	for i := range queues {
+		queue := fmt.Sprint("queue_", i)
+		o.Claimed(queue, 1, time.Millisecond, false)
+		o.Ran(queue, time.Millisecond, time.Millisecond, nil)
+		resources{g, o}.Take(queue, 1) // no reading yet: refused
+	}
+	known := 0
+	o.byQueue.Range(func(any, any) bool { known++; return true })
+	if most := 101; known > most || len(o.refusals) > most {
+		t.Errorf("%d queues are remembered, and refusals of %d, of %d queues", known, len(o.refusals), queues)
+	}
+	var sum float64
+	for _, n := range o.refusals {
+		sum += n
+	}
+	if sum != queues {
+		t.Errorf("%v refusals are counted, want %d", sum, queues)
 	}
 }
 

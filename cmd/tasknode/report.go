@@ -49,10 +49,5 @@ func (n *node) refusals() map[string]int64 {
 		counts[r.reason] += int64(count)
 	}
 	n.observer.mu.Unlock()
-	if n.governor != nil {
-		for _, c := range n.governor.Refusals() {
-			counts[string(c.Code)] += int64(c.Count) //nolint:gosec // counts from the start of a process
-		}
-	}
 	return counts
 }

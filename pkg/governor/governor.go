@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"sync"
 	"time"
@@ -22,14 +23,13 @@ type Governor struct {
 	source Source
 	log    *slog.Logger
 
-	mu       sync.Mutex
-	sample   Measurement
-	sampled  ledger // needs of the entries that ran when sample was taken
-	running  ledger
-	state    Gates
-	needs    map[string]Need
-	refusals map[RefusalKey]uint64
-	refused  map[string]refused
+	mu      sync.Mutex
+	sample  Measurement
+	sampled ledger // needs of the entries that ran when sample was taken
+	running ledger
+	state   Gates
+	needs   map[string]Need
+	refused map[string]refused
 }
 
 // ledger is a sum of declared needs in whole units, so that it is exact after any number of takes
@@ -50,7 +50,7 @@ func New(c Config, source Source, log *slog.Logger) (*Governor, error) {
 	}
 	return &Governor{
 		config: c.withDefaults(), source: source, log: log,
-		needs: map[string]Need{}, refusals: map[RefusalKey]uint64{}, refused: map[string]refused{},
+		needs: map[string]Need{}, refused: map[string]refused{},
 	}, nil
 }
 
@@ -108,6 +108,13 @@ func (g *Governor) Declare(queue string, n Need) error {
 	return nil
 }
 
+// Keep forgets the needs of all queues but these. Running entries keep the need with which they were taken.
+func (g *Governor) Keep(queues map[string]bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	maps.DeleteFunc(g.needs, func(queue string, _ Need) bool { return !queues[queue] })
+}
+
 // Hold is the need that one running entry of a queue has taken.
 type Hold struct {
 	microcores  int64
@@ -123,7 +130,6 @@ func (g *Governor) Take(queue string, free, want int) (Admission, Hold) {
 	need := g.needs[queue]
 	v := g.decide(need, free)
 	if v.Allow == 0 {
-		g.count(queue, v.Reasons)
 		g.refused[queue] = refused{time.Now(), v.Reasons}
 		return v, Hold{}
 	}

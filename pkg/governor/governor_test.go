@@ -150,16 +150,23 @@ func TestNewNeedLeavesRunningEntriesAlone(t *testing.T) {
 	})
 }
 
-func TestRefusalsAreCountedByReason(t *testing.T) {
+// Queues come and go: the needs of those that the node serves no more are not remembered.
+func TestNeedsOfOtherQueuesAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, _ := started(t, &script{steps: []func() (Measurement, error){memory(0.95)}})
-		g.Take("mail", 8, 1)
-		g.Take("mail", 0, 1)
-		g.Ask("mail", 0) // asking counts nothing
-		got := g.Refusals()
-		want := []RefusalCount{{RefusalKey{"mail", MemoryHigh}, 2}, {RefusalKey{"mail", Threads}, 1}}
-		if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
-			t.Errorf("refusals %v, want %v", got, want)
+		g, _ := started(t, &script{steps: []func() (Measurement, error){memory(0)}})
+		for _, queue := range []string{"gone", "served"} {
+			if err := g.Declare(queue, Need{MemoryBytes: 2 * gibi}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v, hold := g.Take("gone", 8, 1)
+		g.Keep(map[string]bool{"served": true})
+		if len(g.needs) != 1 || g.needs["served"].MemoryBytes != 2*gibi {
+			t.Errorf("the needs are %v, want that of served", g.needs)
+		}
+		g.Release(hold, v.Allow)
+		if running := g.Status().Readings.Running; running != (Need{}) {
+			t.Errorf("%+v left after release", running)
 		}
 	})
 }
