@@ -90,7 +90,7 @@ LANGUAGE sql IMMUTABLE AS $$
          'INSERT UPDATE DELETE', NULL),
         ('leader', 'scale_decision', 'INSERT', NULL),
         ('leader', 'deployment_state', 'INSERT UPDATE', NULL),
-        ('leader', 'cold_start deployment operation callback_sent scale_decision', 'DELETE', NULL),
+        ('leader', 'cold_start deployment operation callback_sent scale_decision api_token', 'DELETE', NULL),
         ('gateway', 'model_online', 'INSERT UPDATE', NULL),
         ('leader', 'result failure batch batch_part', 'UPDATE DELETE', NULL),
         ('leader', 'cron_job depth', 'UPDATE', NULL),

@@ -177,22 +177,36 @@ WITH old AS (
 )
 SELECT count(*), pg_relation_size('penstock.cron_firing') / current_setting('block_size')::int FROM old`
 
+// tidyTokensSQL deletes tokens of the API that ended 400 days ago: each rotation of a token adds one.
+const tidyTokensSQL = `
+WITH old AS (
+    DELETE FROM penstock.api_token
+     WHERE ctid = ANY (ARRAY(
+           SELECT t.ctid FROM penstock.api_token t
+            WHERE t.ctid >= $2::text::tid AND t.ctid < $3::text::tid
+              AND least(t.expires_at, t.revoked_at) < clock_timestamp() - interval '400 days'
+            LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*), pg_relation_size('penstock.api_token') / current_setting('block_size')::int FROM old`
+
 // Tidied counts the rows that a pass deleted.
 type Tidied struct {
-	Results, Failures, Defaults, IdempotencyKeys, UniqueKeys, Progress, Throttles, Buckets, Operations, Firings int
+	Results, Failures, Defaults, IdempotencyKeys, UniqueKeys, Progress, Throttles, Buckets int
+	Operations, Firings, Tokens                                                            int
 }
 
 // Total is how many rows were deleted.
 func (t Tidied) Total() int {
 	return t.Results + t.Failures + t.Defaults + t.IdempotencyKeys + t.UniqueKeys + t.Progress + t.Throttles +
-		t.Buckets + t.Operations + t.Firings
+		t.Buckets + t.Operations + t.Firings + t.Tokens
 }
 
 // Tidier deletes rows without a purpose, a part of each large table at a time. Its zero value is ready to use.
 type Tidier struct {
-	idempotency, uniqueness, progress, buckets, operations, firings postgres.PageWalk
+	idempotency, uniqueness, progress, buckets, operations, firings, tokens postgres.PageWalk
 
-	done [10]bool // kinds of which this pass needs no further step
+	done [11]bool // kinds of which this pass needs no further step
 }
 
 // Begin begins a pass: its next step is of every kind again. A pass whose last step left nothing has ended by itself.
@@ -219,6 +233,7 @@ func (d *Tidier) Tidy(ctx context.Context, inTx InTx, limit int) (t Tidied, more
 		{"token buckets", tidyBucketSQL, &t.Buckets, &d.buckets},
 		{"operations", tidyOperationsSQL, &t.Operations, &d.operations},
 		{"firings", tidyFiringsSQL, &t.Firings, &d.firings},
+		{"tokens", tidyTokensSQL, &t.Tokens, &d.tokens},
 	} {
 		if d.done[i] {
 			continue

@@ -297,7 +297,7 @@ func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	b.exec(b.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at) SELECT id, f, 5, now() - a FROM penstock."limit", (VALUES ('full', interval '10 min'), ('filling', '1 s')) v(f, a)`)
 
 	got, err := Tidy(b.ctx, b.pool, 100)
-	if want := (Tidied{2, 1, 0, 1, 1, 1, 1, 1, 0, 0}); err != nil || got != want {
+	if want := (Tidied{2, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0}); err != nil || got != want {
 		t.Fatalf("tidied %+v (%v), want %+v", got, err, want)
 	}
 	if again, err := Tidy(b.ctx, b.pool, 100); again.Total() != 0 || err != nil {
@@ -377,6 +377,19 @@ func TestALongerRetentionOfAnotherQueueKeepsNoOldOutcomes(t *testing.T) {
 }
 
 // Rows that are in no partition of a day, and operations that have ended, go as well.
+// Each rotation adds a token, so that clients which rotate theirs each hour would leave 9,000 a year.
+func TestTokensThatEndedLongAgoAreDeleted(t *testing.T) {
+	b := newBed(t, Config{})
+	b.exec(b.pool, `INSERT INTO penstock.api_token (name, hash, scopes, created_by, expires_at, revoked_at)
+		SELECT 't', decode(repeat(lpad(n::text, 2, '0'), 32), 'hex'), '{push}', 'ada', now() + expires, now() + revoked
+		  FROM (VALUES (1, NULL::interval, NULL::interval), (2, '1 day', NULL), (3, '-399 days', NULL), (4, NULL, '-399 days'),
+		       (5, '-401 days', NULL), (6, NULL, '-401 days'), (7, '1 day', '-401 days'), (8, '-401 days', '-1 day')) v(n, expires, revoked)`)
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got != (Tidied{Tokens: 4}) {
+		t.Errorf("tidied %+v: %v", got, err)
+	}
+	b.want(b.count(`SELECT count(*) FROM penstock.api_token WHERE id <= 4`), 4)
+}
+
 func TestSweepDeletesFromDefaultPartitionsAndOldOperations(t *testing.T) {
 	b := newBed(t, Config{})
 	b.exec(b.pool, `INSERT INTO penstock.callback_sent (entry_id, at, callback_id) VALUES (1, now() - interval '8 days', 1), (2, now() - interval '6 days', 2)`)
