@@ -129,6 +129,7 @@
 //	throttle.go, pause.go, weight.go  throttles of a queue or a flow; the settings that nodes apply
 //	node.go, hint.go, listen.go     heartbeats and their orders; wake-ups with commits and after them
 //	nextwork.go                     when a queue has entries to promote, to expire, to cancel or to fail
+//	misdated.go                     entries that were retried while the database's clock was ahead
 //	outcome.go, entrywatch.go       the outcome of an entry, and clients that wait for it
 //	retention.go, trace.go          partitions, and rows without a purpose; the trace of an entry
 //

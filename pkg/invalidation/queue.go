@@ -50,7 +50,7 @@ type statements struct {
 	plainPush, reclaim, claimGroups, sweep, promote                                string
 	finishSolo, busy, done, retry, fail, remove, unlock, crash, deadLetter, refund string
 	mayHaveRun, recoverEntries, started                                            string
-	callBack, callBackPoison                                                       string
+	callBack, callBackPoison, misdated, redate                                     string
 }
 
 const openSQL = `
@@ -145,6 +145,7 @@ func (q *Queue) bind(db postgres.DB) *Queue {
 		recoverEntries: own(recoverEntriesSQL), mayHaveRun: own(mayHaveRunSQL), crash: own(crashSQL),
 		deadLetter: own(deadLetterSQL), refund: own(refundSQL),
 		callBack: own(callBackSQL), callBackPoison: own(callBackPoisonSQL),
+		misdated: own(misdatedSQL), redate: own(redateSQL),
 	}
 	if q.Config.Kind == KindCron {
 		q.sql.promote = own(promoteCronSQL)

@@ -33,6 +33,8 @@ type Deadlines struct {
 	batch map[int32]int // entries in one transaction, for queues where cfg.BatchEntriesMax would time out
 	from  int           // the place in parts at which the next pass begins
 
+	misdated misdatedWalk
+
 	done duty.Tally[DeadlinesStatus]
 }
 
@@ -94,6 +96,9 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 	d.cfg.failing.Note(ctx, d.cfg.Log, slog.LevelWarn, "read the queues in time", "queues", err)
 	pause, err := d.visit(ctx, d.queues)
 	if err != nil {
+		return 0, err
+	}
+	if err := d.redate(ctx); err != nil {
 		return 0, err
 	}
 	return pause, d.reportOverrun(ctx)

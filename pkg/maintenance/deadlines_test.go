@@ -35,6 +35,21 @@ func TestDueEntryIsPromotedAtOnce(t *testing.T) {
 	t.Logf("ready %.0f ms after it was due", late*1000)
 }
 
+// The clock was a year ahead for a moment, in which an entry was retried: it would wait for a year.
+func TestAnEntryThatWasRetriedWhileTheClockWasAheadComesDue(t *testing.T) {
+	f := newUsualFleet(t)
+	f.exec(`SELECT penstock.push('work', '{}', due_at => clock_timestamp() + interval '1 hour') FROM generate_series(1, 3)`)
+	f.exec(`UPDATE penstock.entry SET attempt = 1, due_at = clock_timestamp() + interval '1 year 1 s',
+		history = jsonb_build_array(jsonb_build_object('at', clock_timestamp() + interval '1 year')) WHERE id = (SELECT max(id) FROM penstock.entry)`)
+	run(t, maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 10 * time.Millisecond}))
+	eventually(t, "the entry is ready", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.ready WHERE entry_id = (SELECT max(id) FROM penstock.entry)`) == 1
+	})
+	if n := f.count(`SELECT count(*) FROM penstock.entry WHERE status = 'initial'`); n != 2 {
+		t.Errorf("%d entries wait for their time, want the 2 that were pushed with one", n)
+	}
+}
+
 // failsOnce is a term of which the first transaction fails.
 type failsOnce struct {
 	*term

@@ -32,6 +32,7 @@
 // leader as well. A pass fails where the database is unavailable or the term is over.
 //
 //	deadlines.go   promotes, expires, cancels and fails entries at their time
+//	misdated.go    makes entries due in time that were retried while the clock was ahead
 //	operations.go  steps bulk operations, and ends pauses
 //	retention.go   makes and drops partitions, deletes rows without a purpose
 //	compaction.go  merges entries of queues that fall behind
