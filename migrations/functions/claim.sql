@@ -12,12 +12,12 @@ $$;
 
 -- ready_now is the part of the claim condition that concerns the ready row: one that was released with
 -- a delay may not be claimed before its time.
--- A delay has no bound by which its time could be told from one of before the clock was set back: that
--- row waits longer by as much.
+-- A delay is a day at most (Release of pkg/invalidation): a time farther ahead was written before the clock was set
+-- back, and is over. Where that was by less than a day, the row waits longer by as much.
 -- Callers: explain, samples, scale_startable, scale_late; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.ready_now(not_before timestamptz) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
-    SELECT $1 IS NULL OR $1 <= statement_timestamp()
+    SELECT $1 IS NULL OR $1 <= statement_timestamp() OR $1 > statement_timestamp() + interval '25 hours'
 $$;
 
 -- throttled_priority is the priority of the ready rows of lock keys that wait for a token bucket. No

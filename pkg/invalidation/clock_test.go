@@ -2,6 +2,7 @@ package invalidation
 
 import (
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
@@ -42,6 +43,21 @@ func TestKeyThatWasThrottledInTimeToComeGoesOn(t *testing.T) {
 	b.exec(b.pool, `UPDATE penstock.ready SET pos = pos + 3600::bigint * 1000000 WHERE priority = penstock.throttled_priority()`)
 	b.want(b.count(`SELECT penstock.requeue_throttled($1, 10)`, b.q.ID), 1)
 	b.want(throttled(), 0)
+}
+
+// A release whose delay was counted from a clock that was a year ahead kept the entry for a year.
+func TestEntryThatWasReleasedInTimeToComeIsClaimed(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("", "K")
+	locks := b.claim(2)
+	b.want(len(locks), 2)
+	for _, l := range locks {
+		b.settle(last(Release(l, l.Entries[0].ID, 30*24*time.Hour)))
+	}
+	b.want(b.count(`SELECT count(*) FROM penstock.ready WHERE not_before BETWEEN now() + interval '23 hours' AND now() + interval '1 day'`), 2)
+	b.want(len(b.claim(2)), 0)
+	b.exec(b.pool, `UPDATE penstock.ready SET not_before = not_before + interval '1 year'`)
+	b.want(len(b.claim(2)), 2)
 }
 
 func TestThrottleThatWasOrderedInTimeToComeIsOver(t *testing.T) {

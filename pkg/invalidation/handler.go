@@ -135,8 +135,8 @@ func Snooze(d time.Duration) error {
 	return &answer{err: fmt.Errorf("snoozed for %s", d), delay: d, release: true, postpone: true}
 }
 
-// NoCapacity hands the entry back for d, 0 for at once, and spends no attempt: the worker is busy or not
-// ready. The entry keeps its position, and no later entry of its key starts before it.
+// NoCapacity hands the entry back for d, 0 for at once and a day at most, and spends no attempt: the worker is busy or
+// not ready. The entry keeps its position, and no later entry of its key starts before it.
 func NoCapacity(d time.Duration, err error) error { return &answer{err: err, delay: d, release: true} }
 
 // ThrottleQueue releases the entry without spending an attempt, and throttles the queue for d: no
