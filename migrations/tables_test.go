@@ -38,3 +38,29 @@ func TestWhatDeletesFromEachTableIsDocumented(t *testing.T) {
 		}
 	}
 }
+
+// Ids of instances and limits are integers: a program that registers a thousand instances again each ten seconds would
+// have drawn all of them in 248 days, and none could be registered any more.
+func TestChangesOfWhatIsThereDrawNoId(t *testing.T) {
+	c := connect(t, pgtest.DSN(t))
+	const change = `SELECT penstock.register_instance('m', 'gpu-1', 'http://127.0.0.1:9', 2, '{"zone": "a"}'),
+		penstock.set_limit('l', '{"max_units": 3}'), penstock.set_limit('r', '{"rate": 2, "per_flow": true}')`
+	exec(t, c, `SELECT penstock.register_model('m', '{"protocol": "dispatcher"}')`)
+	exec(t, c, change)
+	drawn := func() int64 {
+		return query[int64](t, c, `SELECT sum(last_value)::bigint FROM pg_sequences
+			WHERE schemaname = 'penstock' AND sequencename IN ('instance_id_seq', 'limit_id_seq')`)
+	}
+	before, state := drawn(), `SELECT string_agg(i::text || g::text, ' ' ORDER BY g.id) FROM
+		(SELECT id, server, endpoint, slots, labels FROM penstock.instance) i, (SELECT * FROM penstock."limit") g`
+	was := query[string](t, c, state)
+	for range 3 {
+		exec(t, c, change)
+	}
+	if n := drawn() - before; n != 0 {
+		t.Errorf("changes of what is there drew %d ids", n)
+	}
+	if is := query[string](t, c, state); is != was {
+		t.Errorf("registered and set again it is %s, want %s", is, was)
+	}
+}

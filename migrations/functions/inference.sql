@@ -226,15 +226,21 @@ BEGIN
     PERFORM penstock.need_model(model);
     PERFORM penstock.check_endpoint(endpoint, server);
     PERFORM penstock.lock_all_limits();
-    INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels)
-    VALUES (register_instance.model, register_instance.server, register_instance.endpoint, register_instance.slots,
-            coalesce(register_instance.labels, '{}'))
-    ON CONFLICT ON CONSTRAINT instance_model_server_key DO UPDATE
-       SET slots = excluded.slots, labels = excluded.labels, draining_at = NULL, drain_by = NULL, drain_reason = NULL,
+    -- An INSERT that meets a row draws an id as well, of which there are 2,147,483,647.
+    UPDATE penstock.instance i
+       SET slots = register_instance.slots, labels = coalesce(register_instance.labels, '{}'),
+           draining_at = NULL, drain_by = NULL, drain_reason = NULL,
            expires_at = NULL, quarantined_until = NULL, quarantine_reason = NULL, next_check_at = clock_timestamp(),
-           state = CASE WHEN i.endpoint = excluded.endpoint THEN i.state
-               ELSE 'unknown' END, endpoint = excluded.endpoint
+           state = CASE WHEN i.endpoint = register_instance.endpoint THEN i.state ELSE 'unknown' END,
+           endpoint = register_instance.endpoint
+     WHERE i.model = register_instance.model AND i.server = register_instance.server
     RETURNING id INTO instance;
+    IF NOT FOUND THEN
+        INSERT INTO penstock.instance (model, server, endpoint, slots, labels)
+        VALUES (register_instance.model, register_instance.server, register_instance.endpoint,
+                register_instance.slots, coalesce(register_instance.labels, '{}'))
+        RETURNING id INTO instance;
+    END IF;
     PERFORM penstock.fit_model_queue(model);
     PERFORM penstock.audit_log(register_instance.actor, 'register_instance',
             register_instance.model || '/' || register_instance.server, register_instance.reason,

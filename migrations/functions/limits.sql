@@ -610,12 +610,15 @@ BEGIN
         RAISE EXCEPTION 'burst % of limit "%" is less than the % units that a lock takes', l.burst, limit_name, most
             USING ERRCODE = 'PS002', HINT = 'Give a burst of at least as many units: no entry would ever start.';
     END IF;
-    INSERT INTO penstock."limit" (name, per_flow, per_key, max_units, rate, burst)
-    VALUES (limit_name, coalesce(l.per_flow, false), coalesce(l.per_key, false), l.max_units, l.rate, l.burst)
-    ON CONFLICT (name) DO UPDATE SET per_flow = excluded.per_flow, per_key = excluded.per_key,
-    max_units = excluded.max_units,
-                                     rate = excluded.rate, burst = excluded.burst
-    RETURNING * INTO l;
+    IF l.id IS NOT NULL THEN -- an INSERT that meets the row would draw an id as well
+        UPDATE penstock."limit" g SET per_flow = coalesce(l.per_flow, false), per_key = coalesce(l.per_key, false),
+                                      max_units = l.max_units, rate = l.rate, burst = l.burst
+         WHERE g.id = l.id RETURNING * INTO l;
+    ELSE
+        INSERT INTO penstock."limit" (name, per_flow, per_key, max_units, rate, burst)
+        VALUES (limit_name, coalesce(l.per_flow, false), coalesce(l.per_key, false), l.max_units, l.rate, l.burst)
+        RETURNING * INTO l;
+    END IF;
     IF options ?| '{per_flow,per_key}' THEN -- other buckets: units taken before are not given back to these
         UPDATE penstock.limit_use SET since = clock_timestamp() WHERE limit_id = l.id;
     END IF;
