@@ -3,6 +3,7 @@ package gateway
 import (
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -115,7 +116,15 @@ func (t *tokenTable) set(list []TokenState) {
 		fresh.bySecret[s.Hash] = c
 		fresh.byName[s.Name] = append(fresh.byName[s.Name], c)
 	}
+	maps.DeleteFunc(t.uses, func(name string, use *tokenUse) bool { return fresh.byName[name] == nil && use.over() })
 	t.current.Store(&fresh)
+}
+
+// over reports whether no request is in flight: those of a token that has ended go on, and count under its name.
+func (u *tokenUse) over() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.inFlight == 0
 }
 
 // find returns the token of a secret, nil if there is none that is valid.

@@ -107,6 +107,7 @@ func (g *Gateway) SetTokenCounts(reports map[invalidation.NodeID]map[string]Toke
 		for name, c := range counts {
 			o.admitted[node][name] = c.Admitted
 		}
+		maps.DeleteFunc(o.admitted[node], func(name string, _ int64) bool { return table.byName[name] == nil })
 	}
 	for name, callers := range table.byName {
 		c := callers[0] // the limits are those of the name

@@ -55,6 +55,42 @@ func TestTheRateOfATokenHoldsOverAllGateways(t *testing.T) {
 	})
 }
 
+// Tokens come and go: what those did that are no more is forgotten, but while a request of theirs is in flight.
+func TestTokensThatAreGoneAreForgotten(t *testing.T) {
+	t.Parallel()
+	g := New(Config{})
+	set := func(names ...string) {
+		var list []TokenState
+		for i, name := range names {
+			list = append(list, TokenState{Name: name, Hash: [32]byte{byte(i)}, InFlightMax: 1})
+		}
+		g.SetTokens(list)
+		reports := map[invalidation.NodeID]map[string]TokenCounts{1: {}}
+		for _, name := range names {
+			reports[1][name] = TokenCounts{Admitted: 1}
+		}
+		g.SetTokenCounts(reports)
+	}
+	set("gone", "busy", "stays")
+	busy := g.tokens.named("busy")[0]
+	if refused := busy.begin(time.Now()); refused != nil {
+		t.Fatal(refused)
+	}
+	set("stays")
+	if uses, elsewhere := len(g.tokens.uses), len(g.others.admitted[1]); uses != 2 || elsewhere != 1 {
+		t.Errorf("%d tokens are remembered here and %d elsewhere, want 2, with the busy one, and 1", uses, elsewhere)
+	}
+	set("stays", "busy")
+	if g.tokens.named("busy")[0].begin(time.Now()) == nil {
+		t.Error("a request of a token that came back is let in beside the one that it may have")
+	}
+	busy.leave()
+	set("stays")
+	if uses := len(g.tokens.uses); uses != 1 {
+		t.Errorf("%d tokens are remembered, want 1", uses)
+	}
+}
+
 // The same of a rate of less than a request in half a minute.
 func TestALowRateHoldsOverAllGateways(t *testing.T) {
 	t.Parallel()
