@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
@@ -100,6 +101,29 @@ func TestTheAddressOfACall(t *testing.T) {
 		if got := <-seen; got != c.want {
 			t.Errorf("called %s, want %s", got, c.want)
 		}
+	}
+}
+
+// The pool of a model that was removed stays, for sums over all models: not so its memory of 100,000 prefixes.
+func TestThePoolOfAModelThatWasRemovedRemembersNoPrefixes(t *testing.T) {
+	t.Parallel()
+	g := New(Config{Open: true})
+	model := ModelState{
+		Name: "a", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
+		Instances: []InstanceState{{ID: 7, Server: "s", Address: "http://127.0.0.1:9", Slots: 1, Usable: true}},
+	}
+	remembered := func() (n int) {
+		g.models.pools["a"].do(func(_ time.Time, p *Pool) { n = len(p.fleet.affinity.entries) })
+		return n
+	}
+	g.SetModels([]ModelState{model})
+	g.models.pools["a"].do(func(_ time.Time, p *Pool) { p.fleet.affinity.note(&Request{Session: 1, Prefix: []uint64{2, 3}}, 7) })
+	if g.SetModels([]ModelState{model}); remembered() != 3 {
+		t.Errorf("%d of 3 places are remembered of a model that stays", remembered())
+	}
+	g.SetModels(nil)
+	if n := remembered(); n != 0 {
+		t.Errorf("%d places are remembered of a model that is gone", n)
 	}
 }
 

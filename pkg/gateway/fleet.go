@@ -97,6 +97,9 @@ func (f *fleet) set(now time.Time, list []InstanceState) {
 	}
 	slices.SortFunc(next, func(a, b *instance) int { return int(a.id) - int(b.id) })
 	f.instances = next
+	if len(next) == 0 { // where requests went says nothing of other instances, and the model may be gone for good
+		f.affinity.clear()
+	}
 	if !f.sound(nil) {
 		for _, i := range next {
 			i.clear()

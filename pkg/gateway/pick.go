@@ -215,6 +215,14 @@ func (a *affinity) put(key uint64, instance int32) {
 	}
 }
 
+// clear forgets all.
+func (a *affinity) clear() {
+	if len(a.entries) > 0 {
+		a.entries = map[uint64]*list.Element{} // an empty map keeps the memory of what was in it
+		a.order.Init()
+	}
+}
+
 // hashKey is the same in every process, so that gateways agree.
 func hashKey(text string) uint64 { return xxhash.Sum64String(text) }
 
