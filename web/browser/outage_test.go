@@ -16,7 +16,7 @@ import (
 // says so, keeps what it has, is not sent to the login, and goes on by itself when the database is back.
 func TestAPageOutlivesItsDatabase(t *testing.T) {
 	if chromium() == "" {
-		machine.Lacks(t, "chromium", "apt-get install chromium")
+		machine.Lacks(t, "chromium", "apt-get install chromium-headless-shell")
 	}
 	own := pgtest.Server(t)
 	s := newStageOn(t, own.DSN(), false)
