@@ -221,7 +221,12 @@ func TestTheDashboardCoversNoAddressOfTheAPI(t *testing.T) {
 	if len(paths) < 50 {
 		t.Fatalf("found %d addresses", len(paths))
 	}
+	begins := map[string]bool{}
 	for _, path := range paths {
+		if begins[path[1]] {
+			continue
+		}
+		begins[path[1]] = true
 		cfg := defaults()
 		cfg.Leader.Dashboard.Path = "/" + path[1] + "/"
 		if err := cfg.validate(); err == nil || !strings.Contains(err.Error(), "dashboard.path") {

@@ -10,9 +10,9 @@ import (
 // bomb is a small JSON text whose numbers take a gigabyte when Postgres writes them as text.
 var bomb = "[" + strings.TrimSuffix(strings.Repeat("1e131071,", 8300), ",") + "]"
 
-// TestHostileValuesAreRefusedByField sends values that would harm readers of the entry, wherever a body holds them. The
+// TestUnracedHostileValuesAreRefusedByField sends values that would harm readers of the entry, wherever a body holds them. The
 // answer names the field, and nothing is stored.
-func TestHostileValuesAreRefusedByField(t *testing.T) {
+func TestUnracedHostileValuesAreRefusedByField(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`SELECT penstock.create_queue('work')`)
 	w.exec(`SELECT penstock.create_queue('parts', '{"kind": "batch"}')`)

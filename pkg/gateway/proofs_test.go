@@ -129,7 +129,7 @@ func jain(got []float64) float64 {
 }
 
 // Flows share the slots by cost whatever they offer, over several gateways that do not talk.
-func TestFlowsShareTheSlotsOfSeveralGateways(t *testing.T) {
+func TestUnracedFlowsShareTheSlotsOfSeveralGateways(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		gateways, flows int

@@ -322,7 +322,7 @@ func TestDeliveriesUseNoProxyOfTheEnvironment(t *testing.T) {
 }
 
 // While its breaker is open an address gets no attempts, so that 200 messages to it could not use up ten each in years.
-func TestMessagesToADeadAddressEndWithTheTimeOfTheirAttempts(t *testing.T) {
+func TestUnracedMessagesToADeadAddressEndWithTheTimeOfTheirAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := net.Dialer{Control: func(string, string, syscall.RawConn) error { return syscall.ECONNREFUSED }}
 		d := newDeliverer(Config{Policy: loopback(), Dialer: refused})

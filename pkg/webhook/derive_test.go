@@ -13,7 +13,7 @@ import (
 )
 
 // A receiver knows its own secret. With it, it can sign nothing that another receiver accepts.
-func TestReceiverCannotSignForAnotherOne(t *testing.T) {
+func TestUnracedReceiverCannotSignForAnotherOne(t *testing.T) {
 	d := newFixture(t, atHome)
 	secretFor := func(address string) Secret {
 		t.Helper()

@@ -39,7 +39,7 @@ func TestCallbackWaitsForAKey(t *testing.T) {
 
 // A secret that nobody can read any more keeps its messages for as long as a receiver that is down, and so does the secret
 // of a client. One that was accepted long ago, and was never tried, has the whole time.
-func TestACallbackWhoseSecretCannotBeReadEnds(t *testing.T) {
+func TestUnracedACallbackWhoseSecretCannotBeReadEnds(t *testing.T) {
 	for name, age := range map[string]string{"new": "0h", "old": "200h"} {
 		t.Run(name, func(t *testing.T) {
 			d := newFixture(t, atHome)

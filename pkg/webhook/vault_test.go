@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-func TestSealedSecretOpensOnlyWithItsKeyAndForItsAddress(t *testing.T) {
+func TestUnracedSealedSecretOpensOnlyWithItsKeyAndForItsAddress(t *testing.T) {
 	secret := NewSecret()
 	sealed, err := home.seal("https://a.example/hook", secret)
 	if err != nil || strings.Contains(sealed, strings.TrimPrefix(secret.Reveal(), "whsec_")) {
