@@ -36,6 +36,7 @@ func TestALeaseThatCannotBeRenewedHasALineAtTheBeginAndOneWithTheOutcome(t *test
 				row := &fakeRow{lease: testLease}
 				_, ended := run(ctx, row, Config{Log: slog.New(slog.NewTextHandler(&text, nil))}, untilDone)
 				time.Sleep(testLease/4 + time.Millisecond) // behind the first renewal
+				synctest.Wait()
 				begun := text.Len()
 				row.setAway(true)
 				time.Sleep(c.away)

@@ -73,8 +73,11 @@ func (r *Retention) pass(ctx context.Context) (time.Duration, error) {
 	start := time.Now()
 	r.left = backlog{}
 	steps := []retentionStep{
-		{"make partitions", r.make}, {"drop old partitions", r.drop}, {"look for what is behind", r.behind},
-		{"prune the audit", r.pruneAudit}, {"delete old outcomes", r.tidy},
+		{"make partitions", r.make},
+		{"drop old partitions", r.drop},
+		{"look for what is behind", r.behind},
+		{"prune the audit", r.pruneAudit},
+		{"delete old outcomes", r.tidy},
 	}
 	if r.whole.IsZero() || start.Sub(r.whole) >= r.cfg.RetentionPause {
 		r.whole = start
