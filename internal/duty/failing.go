@@ -2,6 +2,7 @@ package duty
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"sync"
@@ -21,10 +22,10 @@ type Failing struct {
 }
 
 // Note takes note of the outcome of a try of the step. Lines about its errors have the level; args are as in slog.Log.
-// Tries of level ERROR that get no line are counted all the same (see Errors). After ctx has ended nothing is noted: an
-// error may come from that.
+// Tries of level ERROR that get no line are counted all the same (see Errors). After ctx was cancelled nothing is
+// noted: an error may come from that. A try that took longer than the deadline of ctx has failed.
 func (f *Failing) Note(ctx context.Context, log *slog.Logger, level slog.Level, step string, err error, args ...any) {
-	if ctx.Err() != nil {
+	if cancelled(ctx) {
 		return
 	}
 	f.mu.Lock()
@@ -49,6 +50,8 @@ func (f *Failing) Note(ctx context.Context, log *slog.Logger, level slog.Level, 
 	}
 }
 
+func cancelled(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
+
 // FailingEach is a Failing for each of many objects of a step, such as queues, by a key. Its zero value is ready to
 // use, by any number of goroutines. It forgets objects that have not been tried for twice the time of a reminder: they
 // may be gone.
@@ -66,7 +69,7 @@ type tried struct {
 func (f *FailingEach) Note(ctx context.Context, log *slog.Logger, level slog.Level, step, key string, err error,
 	args ...any,
 ) {
-	if ctx.Err() != nil {
+	if cancelled(ctx) {
 		return
 	}
 	if t := f.of(key, err); t != nil {

@@ -56,6 +56,28 @@ level=ERROR msg="a step failed; trying again" duty=probes step=claim error=away 
 	})
 }
 
+// A step whose try has a context of its own has failed where that context's time is over. It had no line.
+func TestAStepThatTakesTooLongHasALine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text bytes.Buffer
+		log := withoutTime(&text)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		<-ctx.Done()
+		var one Failing
+		one.Note(ctx, log, slog.LevelWarn, "read queues", ctx.Err())
+		var each FailingEach
+		each.Note(ctx, log, slog.LevelWarn, "lease slots", "m", ctx.Err(), "model", "m")
+		const want = `
+level=WARN msg="a step failed; trying again" step="read queues" error="context deadline exceeded"
+level=WARN msg="a step failed; trying again" model=m step="lease slots" error="context deadline exceeded"
+`
+		if got := "\n" + text.String(); got != want {
+			t.Errorf("the log is %s, want %s", got, want)
+		}
+	})
+}
+
 func TestALoopSaysWhenItsPassesWorkAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
