@@ -2,6 +2,7 @@ package maintenance
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/penstock/penstock/internal/duty"
@@ -59,12 +60,20 @@ func (d *Deadlines) redateNext(ctx context.Context, q *invalidation.Queue) error
 		d.cfg.Log.WarnContext(ctx, "entries were retried while the database's clock was ahead; they come due in time",
 			"queue", q.Name, "entries", n)
 	}
-	switch {
-	case err == nil || d.dropped(ctx, q, err):
-		return nil
-	case duty.Late(err) && ctx.Err() == nil:
-		d.cfg.Log.WarnContext(ctx, "cannot find misdated entries in time", "queue", q.Name, "error", err)
+	if err != nil && d.dropped(ctx, q, err) {
 		return nil
 	}
-	return d.cfg.tolerate(ctx, err, "cannot find misdated entries", "queue", q.Name)
+	if late := duty.Late(err) && ctx.Err() == nil; late || err == nil {
+		d.cfg.failing.Note(ctx, d.cfg.Log, slog.LevelWarn, findInTime, findInTime+q.Name, err, "queue", q.Name)
+		if late {
+			return nil
+		}
+	}
+	return d.cfg.tolerate(ctx, err, findMisdated, "queue", q.Name)
 }
+
+// Names of steps in the log.
+const (
+	findMisdated = "find entries that were retried while the clock was ahead"
+	findInTime   = findMisdated + ", in time" // if not, the next round tries the queue again
+)
