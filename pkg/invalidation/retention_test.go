@@ -376,7 +376,6 @@ func TestALongerRetentionOfAnotherQueueKeepsNoOldOutcomes(t *testing.T) {
 	}
 }
 
-// Rows that are in no partition of a day, and operations that have ended, go as well.
 // Each rotation adds a token, so that clients which rotate theirs each hour would leave 9,000 a year.
 func TestTokensThatEndedLongAgoAreDeleted(t *testing.T) {
 	b := newBed(t, Config{})
@@ -390,6 +389,7 @@ func TestTokensThatEndedLongAgoAreDeleted(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.api_token WHERE id <= 4`), 4)
 }
 
+// Rows that are in no partition of a day, and operations that have ended, go as well.
 func TestSweepDeletesFromDefaultPartitionsAndOldOperations(t *testing.T) {
 	b := newBed(t, Config{})
 	b.exec(b.pool, `INSERT INTO penstock.callback_sent (entry_id, at, callback_id) VALUES (1, now() - interval '8 days', 1), (2, now() - interval '6 days', 2)`)

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/internal/pgtest"
 )
 
-// standbyBed is a bed on a server whose commits wait for a synchronous standby that is away, from requireStandby on.
+// standbyBed is a bed on a server of its own, whose commits wait for a synchronous standby once standbys has named one.
 type standbyBed struct{ *bed }
 
 func newStandbyBed(t *testing.T) standbyBed {
