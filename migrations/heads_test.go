@@ -105,7 +105,7 @@ func headFlaws(d definition) (flaws []string) {
 		if code, named := conditions[state]; named {
 			state = code
 		}
-		// watch makes functions with errors of their own, which its description names.
+		// make_watch_function makes functions with errors of their own, which its description names.
 		if !strings.Contains(states, state) && !strings.Contains(d.head, "(SQLSTATE "+state+")") {
 			flaws = append(flaws, "it raises "+state+", which its head does not name")
 		}

@@ -10,7 +10,7 @@ $$;
 -- check_depth returns the depth of what this transaction pushes and refuses a depth above depth_max
 -- (16; ALTER DATABASE ... SET penstock.depth_max changes it). The error names the entry that the
 -- transaction works for and the queue that it pushes to. It is also the default of entry.depth.
--- Callers: watch.
+-- Callers: make_watch_function.
 -- SQLSTATE: PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.check_depth(target text DEFAULT 'a queue') RETURNS smallint
 LANGUAGE plpgsql STABLE AS $$
@@ -97,7 +97,7 @@ END $$;
 -- push_changes pushes the changes that a statement made. No value of the table is a reason for which it refuses them:
 -- the statement would fail. Of a change that is beyond payload_limit the values are left out.
 -- Locks: those of push_many.
--- Callers: watch.
+-- Callers: make_watch_function.
 -- SQLSTATE: those of push_many.
 CREATE OR REPLACE FUNCTION penstock.push_changes(queue_name text, changes jsonb[]) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -120,7 +120,7 @@ BEGIN
 END $$;
 
 -- watch_base_type is the type below a domain, and any other type itself.
--- Callers: watch_column_sql, watch_field_sql, watch_object_sql, watch_differs_sql.
+-- Callers: watch_column_sql, watch_field_sql, watch_object_sql, watch_differs_sql, watch_types.
 CREATE OR REPLACE FUNCTION penstock.watch_base_type(type oid) RETURNS oid
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE base AS (
@@ -136,9 +136,9 @@ $$;
 -- is %1$s in it. The trigger runs with its owner's rights, and to_jsonb() calls a cast to json that
 -- any role may have made for its own type. So only types of pg_catalog are converted by to_jsonb(),
 -- domains as the type below them; all others, enums for one, become the text that the type's output
--- function writes, which only a superuser can make. Triggers keep its text and compare it, also those that an older
--- build made: it must stay as it is.
--- Callers: watch_field_sql, watch.
+-- function writes, which only a superuser can make. It must stay as it is while there are triggers of
+-- earlier builds that keep its text and compare it: those that penstock migrate up may not replace.
+-- Callers: watch_field_sql.
 CREATE OR REPLACE FUNCTION penstock.watch_column_sql(watched regclass, column_name text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN b.oid = a.atttypid AND b.typnamespace = 'pg_catalog'::regnamespace
@@ -235,7 +235,7 @@ $$;
 -- watch_row_columns are the columns by which a row before an UPDATE is joined to that after it: the keys and, where no
 -- unique index says that they identify a row, the primary key, but for the columns by which a row of a partitioned
 -- table changes its partition.
--- Callers: watch, watch_changes_sql.
+-- Callers: watch_changes_sql, watch_types.
 CREATE OR REPLACE FUNCTION penstock.watch_row_columns(watched regclass, keys text[]) RETURNS text[]
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN penstock.watch_identifies(watched, keys) THEN keys ELSE keys || ARRAY(
@@ -261,7 +261,7 @@ $$;
 --
 -- The columns that it adds to the rows are called like system columns, since a table can have none of these names: xmin
 -- is true, cmin the position of a row in its table, cmax its position among equal rows.
--- Callers: watch.
+-- Callers: make_watch_function.
 CREATE OR REPLACE FUNCTION penstock.watch_changes_sql(
     watched regclass,
     op      text,
@@ -325,13 +325,72 @@ BEGIN
     END;
 END $_$;
 
+-- watch_types returns the names of the types that the columns of a watch have, by column: those that to_jsonb()
+-- converts, which may only have types of Postgres, or domains over these, and those by which rows are joined, or an
+-- operator of Postgres would be given them by a cast that any role may have made. They are names of catalog rows: a
+-- text with quotation marks would depend on settings and on the version of the server.
+-- Callers: make_watch_function.
+CREATE OR REPLACE FUNCTION penstock.watch_types(watched regclass, columns text[], keys text[]) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(jsonb_object_agg(a.attname, t.typname), '{}')
+      FROM pg_attribute a JOIN pg_type t ON t.oid = penstock.watch_base_type(a.atttypid)
+     WHERE a.attrelid = watched AND a.attname = ANY (columns || penstock.watch_row_columns(watched, keys))
+       AND t.typnamespace = 'pg_catalog'::regnamespace
+$$;
+
+-- make_watch_function makes the function of one trigger of a watch, or replaces it, which changes neither its owner nor
+-- the trigger. The function refuses a table that is not watched, and a column whose type is another than watch_types
+-- says (SQLSTATE PS006).
+-- Locks: none that statements of the application wait for.
+-- Callers: make_watch_function.
+CREATE OR REPLACE FUNCTION penstock.make_watch_function(name text, w penstock.watch, op text) RETURNS void
+LANGUAGE plpgsql AS $_$
+DECLARE
+    queue_name text  := (SELECT q.name FROM penstock.queue q WHERE q.id = w.queue_id);
+    types      jsonb := penstock.watch_types(w.watched, w.columns, w.keys);
+BEGIN
+    EXECUTE format($f$CREATE OR REPLACE FUNCTION penstock.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+                   SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO, YMD'
+                   SET intervalstyle = 'postgres' SET bytea_output = 'hex' SET extra_float_digits = 1
+                   SET lc_monetary = 'C' AS %L $f$, name, format($b$
+-- Written by penstock.watch.
+DECLARE
+    part record;
+BEGIN
+    -- The row of watch is read where the OID is another one, after a restore.
+    IF TG_RELID <> %s AND NOT EXISTS (SELECT FROM penstock.watch w WHERE w.watched = TG_RELID AND w.queue_id = %s)
+       OR EXISTS (SELECT FROM (SELECT a.attname, a.atttypid FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+                                WHERE a.attrelid = TG_RELID AND %L::jsonb ? a.attname
+                                  AND t.typnamespace <> 'pg_catalog'::regnamespace
+                               OFFSET 0) a -- the function is planned anew for each column that it is called for
+                   WHERE NOT EXISTS (SELECT FROM pg_type t WHERE t.oid = penstock.watch_base_type(a.atttypid)
+                                        AND t.typnamespace = 'pg_catalog'::regnamespace
+                                        AND t.typname = %L::jsonb ->> a.attname)) THEN
+        RAISE EXCEPTION 'table %% is not what is watched, or its columns have changed', TG_RELID::regclass
+            USING ERRCODE = 'PS006', HINT = 'Watch the table again, in SQL: penstock.watch.';
+    END IF;
+    IF current_setting('penstock.depth', true) <> '' THEN
+        PERFORM penstock.check_depth(%L);
+    END IF;
+    FOR part IN SELECT array_agg(c.change) AS changes
+                  FROM (SELECT row_number() OVER () AS n, c.change FROM (%s) c) c GROUP BY (c.n - 1) / 10000
+                      ORDER BY (c.n - 1) / 10000
+    LOOP
+        PERFORM penstock.push_changes(%L, part.changes);
+    END LOOP;
+    RETURN NULL;
+END $b$, w.watched::oid, w.queue_id, types, types, format('queue "%s" by a change of %s', queue_name, w.watched),
+        penstock.watch_changes_sql(w.watched, op, w.columns, w.keys), queue_name));
+    EXECUTE format('REVOKE ALL ON FUNCTION penstock.%I() FROM PUBLIC', name);
+END $_$;
+
 -- watch makes changes of a table entries of a change_log queue, from its commit on: of all columns
 -- but virtual generated ones, whose values no trigger has, or of some. keys are the columns that
 -- identify a row; without them it is the primary key.
 -- Watching again replaces the watch. The trigger functions that it makes work with any names of
 -- columns. They run with the rights of the role that called watch: no other role may attach
 -- them to a table, and they refuse a table that is not watched, and a column whose type has become
--- one of a user since (SQLSTATE PS006). They work in a database that was restored from a dump, too,
+-- one of a user since. They work in a database that was restored from a dump, too,
 -- where tables and types have other OIDs. What they record does not depend on the settings of the
 -- session that changes the table: the text of a key is the lock key, and the texts of two values
 -- tell whether they differ.
@@ -355,11 +414,8 @@ DECLARE
     op    text;
     -- No restored function has the name, as one by the OID of the table could have.
     own   text := 'watch_' || q.id || '_' || substr(gen_random_uuid()::text, 25);
-    body  text;
     wrong text;
-    -- Expressions, by to_jsonb(), of the columns that may only have types of Postgres, by name: also of those by which
-    -- rows are joined, or an operator of Postgres would be given them by a cast that any role may have made.
-    converted jsonb;
+    made  penstock.watch;
 BEGIN
     IF q.kind <> 'change_log' THEN
         RAISE EXCEPTION 'queue "%" is of kind %, not change_log', q.name, q.kind
@@ -393,54 +449,18 @@ BEGIN
     ELSIF cardinality(columns) = 0 THEN
         columns := keys;
     END IF;
-    SELECT coalesce(jsonb_object_agg(a.attname, x.text), '{}') INTO converted
-      FROM pg_attribute a CROSS JOIN LATERAL penstock.watch_column_sql(watched, a.attname) x(text)
-     WHERE a.attrelid = watched AND a.attname = ANY (columns || penstock.watch_row_columns(watched, keys))
-       AND x.text LIKE 'to_jsonb(%';
     PERFORM penstock.unwatch(watched, queue, reason, actor);
+    INSERT INTO penstock.watch (watched, queue_id, columns, keys, actor)
+        VALUES (watched, q.id, columns, keys, penstock.actor_name(actor)) RETURNING * INTO made;
     FOREACH op IN ARRAY ARRAY['insert', 'update', 'delete', 'truncate'] LOOP
-        body := own || '_' || op;
-        EXECUTE format($f$CREATE FUNCTION penstock.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-                       SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO, YMD'
-                       SET intervalstyle = 'postgres' SET bytea_output = 'hex' SET extra_float_digits = 1
-                       SET lc_monetary = 'C' AS %L $f$, body, format($b$
--- Written by penstock.watch.
-DECLARE
-    part record;
-BEGIN
-    -- The row of watch is read where the OID is another one, after a restore.
-    IF TG_RELID <> %s AND NOT EXISTS (SELECT FROM penstock.watch w WHERE w.watched = TG_RELID AND w.queue_id = %s)
-       OR EXISTS (SELECT FROM (SELECT a.attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-                                WHERE a.attrelid = TG_RELID AND %L::jsonb ? a.attname
-                                  AND t.typnamespace <> 'pg_catalog'::regnamespace
-                               OFFSET 0) a -- the function is planned anew for each column that it is called for
-                   WHERE penstock.watch_column_sql(TG_RELID, a.attname) IS DISTINCT FROM %L::jsonb ->> a.attname) THEN
-        RAISE EXCEPTION 'table %% is not what is watched, or its columns have changed', TG_RELID::regclass
-            USING ERRCODE = 'PS006', HINT = 'Watch the table again, in SQL: penstock.watch.';
-    END IF;
-    IF current_setting('penstock.depth', true) <> '' THEN
-        PERFORM penstock.check_depth(%L);
-    END IF;
-    FOR part IN SELECT array_agg(c.change) AS changes
-                  FROM (SELECT row_number() OVER () AS n, c.change FROM (%s) c) c GROUP BY (c.n - 1) / 10000
-                      ORDER BY (c.n - 1) / 10000
-    LOOP
-        PERFORM penstock.push_changes(%L, part.changes);
-    END LOOP;
-    RETURN NULL;
-END $b$, watched::oid, q.id, converted, converted,
-            format('queue "%s" by a change of %s', q.name, watched),
-            penstock.watch_changes_sql(watched, op, columns, keys), q.name));
-        EXECUTE format('REVOKE ALL ON FUNCTION penstock.%I() FROM PUBLIC', body);
+        PERFORM penstock.make_watch_function(own || '_' || op, made, op);
         EXECUTE format('CREATE TRIGGER %I AFTER %s ON %s %s FOR EACH STATEMENT EXECUTE FUNCTION penstock.%I()',
                        'penstock_' || q.id || '_' || op, op, watched,
                        CASE op WHEN 'insert' THEN 'REFERENCING NEW TABLE AS new_rows'
                             WHEN 'delete' THEN 'REFERENCING OLD TABLE AS old_rows'
                                WHEN 'update' THEN 'REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows'
-                                   ELSE '' END, body);
+                                   ELSE '' END, own || '_' || op);
     END LOOP;
-    INSERT INTO penstock.watch (watched, queue_id, columns, keys, actor)
-        VALUES (watched, q.id, columns, keys, penstock.actor_name(actor));
     PERFORM penstock.audit_log(actor, 'watch', watched::text,
                                reason, jsonb_build_object('queue', q.name, 'columns', columns, 'keys', keys));
 END $_$;
@@ -485,4 +505,28 @@ BEGIN
         EXECUTE 'DROP FUNCTION IF EXISTS ' || op;
     END LOOP;
     RETURN ended;
+END $$;
+
+-- The functions of triggers of earlier builds compare expressions of watch_column_sql, whose quotation marks depend on
+-- the version and on settings of the server. Those that the role may replace become of the present form, except where a
+-- column is gone: these go on to refuse changes.
+DO $$
+DECLARE
+    f record;
+BEGIN
+    FOR f IN SELECT p.proname, w, o.op
+               FROM penstock.watch w
+               JOIN pg_trigger t ON t.tgrelid = w.watched
+               JOIN unnest(ARRAY['insert', 'update', 'delete', 'truncate']) o(op)
+                 ON t.tgname = 'penstock_' || w.queue_id || '_' || o.op
+               JOIN pg_proc p ON p.oid = t.tgfoid
+              WHERE p.pronamespace = 'penstock'::regnamespace AND p.proname ~ '^watch_[0-9]'
+                AND pg_has_role(p.proowner, 'USAGE')
+                AND strpos(p.prosrc, 'penstock.watch_column_sql(TG_RELID, a.attname) IS DISTINCT FROM') > 0
+                AND NOT EXISTS (SELECT FROM unnest(w.columns || w.keys) c
+                                  LEFT JOIN pg_attribute a ON a.attrelid = w.watched AND a.attname = c
+                                                          AND NOT a.attisdropped
+                                 WHERE a.attname IS NULL) LOOP
+        PERFORM penstock.make_watch_function(f.proname::text, f.w, f.op);
+    END LOOP;
 END $$;

@@ -49,7 +49,8 @@ func TestNoValueOfAWatchedTableFailsItsStatement(t *testing.T) {
 	}
 }
 
-// A trigger of an older build refuses each statement once the text that it kept is not that of watch_column_sql.
+// A trigger of an older build that penstock migrate up may not replace refuses each statement once the text that it kept
+// is not that of watch_column_sql.
 func TestTheExpressionsThatTriggersKeepStayAsTheyAre(t *testing.T) {
 	b := newBed(t)
 	b.exec(`CREATE DOMAIN plain AS json; CREATE TABLE channel (a json, b plain, c text)`)
@@ -99,9 +100,9 @@ func TestSettingsOfTheWriterDoNotChangeWhatIsRecorded(t *testing.T) {
 	}
 }
 
-// The trigger asks for the expression of columns of types that are not Postgres's own, and of no others: a function in
+// The trigger asks for the type below columns of types that are not Postgres's own, and of no others: a function in
 // SQL is planned for each call, which took several times as long as all else that a statement without a change costs.
-func TestAStatementAsksForNoExpressionOfAColumnOfPostgres(t *testing.T) {
+func TestAStatementAsksForNoTypeOfAColumnOfPostgres(t *testing.T) {
 	b := newBed(t)
 	b.exec(`ALTER DATABASE "` + b.text(`SELECT current_database()`) + `" SET track_functions = 'all'`)
 	b.pool.Reset()
@@ -111,7 +112,7 @@ func TestAStatementAsksForNoExpressionOfAColumnOfPostgres(t *testing.T) {
 		err := pgx.BeginFunc(b.ctx, b.pool, func(tx pgx.Tx) error {
 			count := func() (calls int, err error) {
 				err = tx.QueryRow(b.ctx, `SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions
-					WHERE schemaname = 'penstock' AND funcname = 'watch_column_sql'`).Scan(&calls)
+					WHERE schemaname = 'penstock' AND funcname = 'watch_base_type'`).Scan(&calls)
 				return calls, err
 			}
 			before, err := count()
@@ -131,12 +132,12 @@ func TestAStatementAsksForNoExpressionOfAColumnOfPostgres(t *testing.T) {
 		return n
 	}
 	if n := calls(); n != 0 {
-		t.Errorf("%d expressions, want none: the enum is not converted by to_jsonb()", n)
+		t.Errorf("%d types were asked for, want none: the enum is not converted by to_jsonb()", n)
 	}
 	b.exec(`CREATE DOMAIN amount AS int; ALTER TABLE account ALTER balance TYPE amount`)
 	b.watch("balance", "owner", "mood")
 	if n := calls(); n != 1 {
-		t.Errorf("%d expressions, want one, of the domain", n)
+		t.Errorf("%d types were asked for, want one, of the domain", n)
 	}
 }
 
