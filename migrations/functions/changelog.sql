@@ -340,7 +340,7 @@ $$;
 
 -- make_watch_function makes the function of one trigger of a watch, or replaces it, which changes neither its owner nor
 -- the trigger. The function refuses a table that is not watched, and a column whose type is another than watch_types
--- says (SQLSTATE PS006).
+-- says (SQLSTATE PS006). Its comment has these types, for penstock doctor.
 -- Locks: none that statements of the application wait for.
 -- Callers: make_watch_function.
 CREATE OR REPLACE FUNCTION penstock.make_watch_function(name text, w penstock.watch, op text) RETURNS void
@@ -381,6 +381,7 @@ BEGIN
     RETURN NULL;
 END $b$, w.watched::oid, w.queue_id, types, types, format('queue "%s" by a change of %s', queue_name, w.watched),
         penstock.watch_changes_sql(w.watched, op, w.columns, w.keys), queue_name));
+    EXECUTE format('COMMENT ON FUNCTION penstock.%I() IS %L', name, types);
     EXECUTE format('REVOKE ALL ON FUNCTION penstock.%I() FROM PUBLIC', name);
 END $_$;
 

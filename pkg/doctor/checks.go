@@ -34,6 +34,7 @@ var checks = []check{
 	{"notifications", checkNotifications},
 	{"partitions", checkPartitions},
 	{"publications", checkPublications},
+	{"watches", checkWatches},
 	{"sequences", checkSequences},
 	{"leader", checkLeader},
 	{"late entries", checkLate},
