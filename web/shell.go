@@ -118,7 +118,7 @@ const (
 
 func (d *Dashboard) nodes(ctx context.Context) ([]operator.Node, error) {
 	return cached(ctx, d, "nodes", beat, func(ctx context.Context) ([]operator.Node, error) {
-		return d.db.Nodes(ctx, nodesMax)
+		return d.db.NodesOfEachState(ctx, nodesMax)
 	})
 }
 

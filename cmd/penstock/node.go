@@ -40,12 +40,14 @@ func nodeList(a *app) *cobra.Command {
 	var limit int
 	limitFlag(c.Flags(), &limit, 500, "at most so many")
 	return paging(a, c, &limit, a.nodeColumns(),
-		func(ctx context.Context, api conn, _ []string) ([]operator.Node, error) { return api.Nodes(ctx, limit) }, nil)
+		func(ctx context.Context, api conn, _ []string) ([]operator.Node, error) {
+			return api.Nodes(ctx, operator.NodeKey{}, limit)
+		}, nil)
 }
 
 // Nodes lists nodes by name. It has the name that operator.FindNode asks for.
-func (c conn) Nodes(ctx context.Context, limit int) ([]operator.Node, error) {
-	return list[operator.Node](ctx, c, "/v1/nodes", limit, "")
+func (c conn) Nodes(ctx context.Context, after operator.NodeKey, limit int) ([]operator.Node, error) {
+	return list[operator.Node](ctx, c, "/v1/nodes", limit, after)
 }
 
 // drainPoll is the interval at which a drain is polled by a client that waits for it.
@@ -78,7 +80,7 @@ func nodeDrain(a *app) *cobra.Command {
 
 func (a *app) awaitGone(ctx context.Context, api conn, id operator.NodeID) (string, error) {
 	for {
-		all, err := api.Nodes(ctx, operator.PageMax)
+		all, err := api.Nodes(ctx, operator.NodeKey{}, operator.PageMax)
 		if err != nil {
 			return "", err
 		}

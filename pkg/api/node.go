@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -29,7 +28,9 @@ func (a *API) nodeRoutes() {
 
 // listNodes lists for a caller limited to applications the nodes of those, and for one limited to queues none.
 func (a *API) listNodes(ctx context.Context, in *Paging) (*answer[list[operator.Node]], error) {
-	found, err := a.operator.Nodes(ctx, operator.PageMax)
-	found = slices.DeleteFunc(found, func(n operator.Node) bool { return !callerOf(ctx).allows("", n.Application) })
-	return pageFrom(found, err, *in, func(n operator.Node) string { return fmt.Sprintf("%s\x00%020d", n.Name, n.ID) })
+	c := callerOf(ctx)
+	return pagedAllowed(c, *in, func(after operator.NodeKey, limit int) ([]operator.Node, error) {
+		return a.operator.Nodes(ctx, after, limit)
+	}, func(n operator.Node) operator.NodeKey { return operator.NodeKey{Name: n.Name, ID: n.ID} },
+		func(n operator.Node) bool { return c.allows("", n.Application) })
 }

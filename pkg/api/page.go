@@ -67,6 +67,36 @@ func paged[K, T any](p Paging, read func(after K, limit int) ([]T, error), key f
 	return pageOf(found, p, func(row T) any { return key(row) }), err
 }
 
+// limitedAtOnce is how many rows are read at once for a caller that may see some of them alone.
+const limitedAtOnce = 1000
+
+// pagedAllowed is paged for a list of which a caller that is limited sees some rows alone: those that are allowed.
+func pagedAllowed[K, T any](
+	c caller, p Paging, read func(after K, limit int) ([]T, error), key func(T) K, allows func(T) bool,
+) (*answer[list[T]], error) {
+	return paged(p, func(after K, limit int) (allowed []T, err error) {
+		atOnce := limit
+		if c.limited() { // it may see few of them
+			atOnce = max(limit, limitedAtOnce)
+		}
+		for len(allowed) < limit {
+			found, err := read(after, atOnce)
+			if err != nil {
+				return nil, err
+			}
+			for _, row := range found {
+				if after = key(row); allows(row) {
+					allowed = append(allowed, row)
+				}
+			}
+			if len(found) < atOnce {
+				break
+			}
+		}
+		return allowed, nil
+	}, key)
+}
+
 // pageFrom makes a page of a whole list, if it could be read, in the order of its keys: for what there is little of.
 func pageFrom[T any](rows []T, err error, p Paging, key func(T) string) (*answer[list[T]], error) {
 	if err != nil {

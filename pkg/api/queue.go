@@ -71,31 +71,12 @@ func (a *API) queueRoutes() {
 }
 
 func (a *API) listQueues(ctx context.Context, in *Paging) (*answer[list[operator.Queue]], error) {
-	return paged(*in, func(after string, limit int) (allowed []operator.Queue, err error) {
-		atOnce := limit
-		if callerOf(ctx).limited() { // it may see few of them
-			atOnce = max(limit, limitedAtOnce)
-		}
-		for len(allowed) < limit {
-			queues, err := a.operator.QueuesAfter(ctx, after, atOnce)
-			if err != nil {
-				return nil, err
-			}
-			for _, q := range queues {
-				if after = q.Name; callerOf(ctx).allows(q.Name, q.Application) {
-					allowed = append(allowed, q)
-				}
-			}
-			if len(queues) < atOnce {
-				break
-			}
-		}
-		return allowed, nil
-	}, func(q operator.Queue) string { return q.Name })
+	c := callerOf(ctx)
+	return pagedAllowed(c, *in, func(after string, limit int) ([]operator.Queue, error) {
+		return a.operator.QueuesAfter(ctx, after, limit)
+	}, func(q operator.Queue) string { return q.Name },
+		func(q operator.Queue) bool { return c.allows(q.Name, q.Application) })
 }
-
-// limitedAtOnce is how many queues are read at once for a caller that may see some of them alone.
-const limitedAtOnce = 1000
 
 type queueCreation struct {
 	Body struct {

@@ -215,7 +215,7 @@ func TestAListOfNodesThatIsFullHasNodesOfEachState(t *testing.T) {
 	                SELECT n, 'live-' || n, 'default', 'task', clock_timestamp() FROM generate_series(1, 9) n
 	                UNION ALL VALUES (10, 'x-dead', 'default', 'task', clock_timestamp() - interval '1 hour'),
 	                                 (11, 'y-gateway', 'default', 'gateway', clock_timestamp())`)
-	found, err := b.d.Nodes(b.ctx, 4)
+	found, err := b.d.NodesOfEachState(b.ctx, 4)
 	b.must(err)
 	var names []string
 	for _, n := range found {

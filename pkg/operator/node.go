@@ -41,30 +41,50 @@ type Node struct {
 	Load          json.RawMessage `json:"load"`
 }
 
-const nodesSQL = `
+const nodeColumns = `
 SELECT id, name, application, kind, state, extract(epoch FROM silent_for)::float8 AS silent_seconds,
        extract(epoch FROM lease)::float8 AS lease_seconds, threads, locks, queues, started_at,
        coalesce(drain_by, '') AS drain_by, coalesce(drain_reason, '') AS drain_reason, load
-  FROM penstock.node_status
+  FROM penstock.node_status`
+
+// NodeKey is the position of a Node in the list.
+type NodeKey struct {
+	Name string
+	ID   NodeID
+}
+
+// nodesSQL chooses the rows before it counts their locks.
+const nodesSQL = nodeColumns + `
+ WHERE id = ANY (ARRAY(
+       SELECT x.id FROM penstock.node x WHERE (x.name COLLATE "C", x.id) > ($1, $2)
+        ORDER BY x.name COLLATE "C", x.id LIMIT $3))
+ ORDER BY name COLLATE "C", id`
+
+// Nodes returns the registered nodes by name, those of one name by id, from the first behind the given key.
+func (d *Database) Nodes(ctx context.Context, after NodeKey, limit int) ([]Node, error) {
+	return list[Node](ctx, d.db, "nodes", nodesSQL, after.Name, int64(after.ID), page(limit))
+}
+
+const nodesOfEachStateSQL = nodeColumns + `
  WHERE id = ANY (ARRAY(
        SELECT x.id FROM (SELECT s.id, row_number() OVER (PARTITION BY s.kind, s.state ORDER BY s.name, s.id) AS place
                            FROM penstock.node_status s) x
         ORDER BY x.place LIMIT $1))
  ORDER BY name, started_at, id`
 
-// Nodes returns the registered nodes by name. If there are more than limit, it takes the first by name of each kind and
-// state in turn: a few gateways or dead nodes are not hidden by many live nodes.
-func (d *Database) Nodes(ctx context.Context, limit int) ([]Node, error) {
-	return list[Node](ctx, d.db, "nodes", nodesSQL, page(limit))
+// NodesOfEachState returns the registered nodes by name. If there are more than limit, it takes the first by name of
+// each kind and state in turn: a few gateways or dead nodes are not hidden by many live nodes.
+func (d *Database) NodesOfEachState(ctx context.Context, limit int) ([]Node, error) {
+	return list[Node](ctx, d.db, "nodes", nodesOfEachStateSQL, page(limit))
 }
 
 // FindNode returns the node of an id or a name. Of several incarnations with one name it returns
 // the live one, and invalidation.ErrState if more than one is live.
 func FindNode(ctx context.Context, among interface {
-	Nodes(ctx context.Context, limit int) ([]Node, error)
+	Nodes(ctx context.Context, after NodeKey, limit int) ([]Node, error)
 }, wanted string,
 ) (Node, error) {
-	nodes, err := among.Nodes(ctx, PageMax)
+	nodes, err := among.Nodes(ctx, NodeKey{}, PageMax)
 	if err != nil {
 		return Node{}, err
 	}

@@ -65,7 +65,7 @@ func (d *Database) Snapshot(ctx context.Context, earlier *Snapshot) (*Snapshot, 
 	if s.Lanes, err = d.Lanes(ctx, "", 200); err != nil {
 		return nil, err
 	}
-	if s.Nodes, err = d.Nodes(ctx, 500); err != nil {
+	if s.Nodes, err = d.NodesOfEachState(ctx, 500); err != nil {
 		return nil, err
 	}
 	if s.Locks, err = d.Locks(ctx, LockFilter{Limit: 200}); err != nil {

@@ -1,0 +1,53 @@
+package api
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"testing"
+
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// A page is read behind the last key of the page before: no list ends with the rows that one statement returns, and
+// rows that are alike but for their ids are neither left out nor repeated.
+func TestPagesReachTheLastRowOfAList(t *testing.T) {
+	w := newWorld(t)
+	const rows = operator.PageMax + 2
+	series := fmt.Sprintf(" FROM generate_series(1, %d) n", rows)
+	for _, l := range []struct {
+		path string
+		make string   // the statement that makes the rows
+		key  []string // the fields that tell rows apart
+	}{
+		{"/v1/nodes?", `INSERT INTO penstock.node (id, name, application, kind)
+		                SELECT n, 'n' || n % 3, 'default', 'task'`, []string{"id"}},
+	} {
+		w.exec(l.make + series)
+		seen, pages := map[string]bool{}, 0
+		for cursor := ""; ; pages++ {
+			status, page := w.send("GET", l.path+"limit=1000&cursor="+url.QueryEscape(cursor), "")
+			if status != http.StatusOK {
+				t.Fatalf("%s: %d %v", l.path, status, page)
+			}
+			items, _ := page["items"].([]any)
+			for _, item := range items {
+				row, _ := item.(map[string]any)
+				var key []any
+				for _, field := range l.key {
+					key = append(key, row[field])
+				}
+				if seen[fmt.Sprint(key)] {
+					t.Fatalf("%s: %v stands on two pages", l.path, key)
+				}
+				seen[fmt.Sprint(key)] = true
+			}
+			if cursor, _ = page["next_cursor"].(string); cursor == "" {
+				break
+			}
+		}
+		if len(seen) != rows {
+			t.Errorf("%s: %d rows on %d pages, want %d", l.path, len(seen), pages, rows)
+		}
+	}
+}
