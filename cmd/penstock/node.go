@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -41,13 +42,13 @@ func nodeList(a *app) *cobra.Command {
 	limitFlag(c.Flags(), &limit, 500, "at most so many")
 	return paging(a, c, &limit, a.nodeColumns(),
 		func(ctx context.Context, api conn, _ []string) ([]operator.Node, error) {
-			return api.Nodes(ctx, operator.NodeKey{}, limit)
+			return api.Nodes(ctx, operator.NodeFilter{Limit: limit})
 		}, nil)
 }
 
 // Nodes lists nodes by name. It has the name that operator.FindNode asks for.
-func (c conn) Nodes(ctx context.Context, after operator.NodeKey, limit int) ([]operator.Node, error) {
-	return list[operator.Node](ctx, c, "/v1/nodes", limit, after)
+func (c conn) Nodes(ctx context.Context, f operator.NodeFilter) ([]operator.Node, error) {
+	return list[operator.Node](ctx, c, "/v1/nodes", f.Limit, f.After, "node", f.Node)
 }
 
 // drainPoll is the interval at which a drain is polled by a client that waits for it.
@@ -80,20 +81,13 @@ func nodeDrain(a *app) *cobra.Command {
 
 func (a *app) awaitGone(ctx context.Context, api conn, id operator.NodeID) (string, error) {
 	for {
-		all, err := api.Nodes(ctx, operator.NodeKey{}, operator.PageMax)
-		if err != nil {
-			return "", err
-		}
-		state := "gone"
-		for _, n := range all {
-			if n.ID == id {
-				state = n.State
-			}
-		}
-		switch state {
-		case "gone":
+		n, err := get[operator.Node](ctx, api, at("/v1/nodes/%s", id))
+		switch {
+		case errors.Is(err, invalidation.ErrNotFound):
 			return "gone, with nothing left behind", nil
-		case "dead":
+		case err != nil:
+			return "", err
+		case n.State == "dead":
 			return "dead: its lease lapsed; the leader frees what it held", nil
 		}
 		select {

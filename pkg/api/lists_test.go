@@ -98,14 +98,16 @@ func TestListsLeaveConnectionsToPushesAndProbes(t *testing.T) {
 	}
 }
 
-// One model and one limit are read by their names: one behind as many as a list has is there too.
+// One model, limit and node are read by their keys: one behind as many as a list has is there too.
 func TestOneIsFoundBehindThoseOfAList(t *testing.T) {
 	w := newWorld(t)
 	w.exec(fmt.Sprintf(`INSERT INTO penstock.model (name, config)
 	                    SELECT coalesce('a' || nullif(n, 0), 'last'), '{}' FROM generate_series(0, %d) n`, operator.PageMax))
 	w.exec(fmt.Sprintf(`INSERT INTO penstock."limit" (name, max_units)
 	                    SELECT coalesce('a' || nullif(n, 0), 'last'), 1 FROM generate_series(0, %d) n`, operator.PageMax))
-	for _, path := range []string{"/v1/models/last", "/v1/limits/last"} {
+	w.exec(fmt.Sprintf(`INSERT INTO penstock.node (id, name, application)
+	                    SELECT n, coalesce('a' || nullif(n, 1), 'last'), 'default' FROM generate_series(1, %d) n`, operator.PageMax+1))
+	for _, path := range []string{"/v1/models/last", "/v1/limits/last", "/v1/nodes/1"} {
 		if answer := call(w.api, "GET", "http://localhost"+path, "", ""); answer.Code != http.StatusOK {
 			t.Errorf("GET %s: %d %s", path, answer.Code, answer.Body)
 		}

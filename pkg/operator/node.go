@@ -53,16 +53,34 @@ type NodeKey struct {
 	ID   NodeID
 }
 
+// NodeFilter chooses nodes.
+type NodeFilter struct {
+	Node  string  // a name, which several starts of a process may have, or an id; empty: all
+	After NodeKey // the last row of the page before
+	Limit int
+}
+
 // nodesSQL chooses the rows before it counts their locks.
 const nodesSQL = nodeColumns + `
  WHERE id = ANY (ARRAY(
-       SELECT x.id FROM penstock.node x WHERE (x.name COLLATE "C", x.id) > ($1, $2)
-        ORDER BY x.name COLLATE "C", x.id LIMIT $3))
+       SELECT x.id FROM penstock.node x
+        WHERE (x.name COLLATE "C", x.id) > ($1, $2) AND ($3::text IS NULL OR x.name = $3 OR x.id = $4::bigint)
+        ORDER BY x.name COLLATE "C", x.id LIMIT $5))
  ORDER BY name COLLATE "C", id`
 
-// Nodes returns the registered nodes by name, those of one name by id, from the first behind the given key.
-func (d *Database) Nodes(ctx context.Context, after NodeKey, limit int) ([]Node, error) {
-	return list[Node](ctx, d.db, "nodes", nodesSQL, after.Name, int64(after.ID), page(limit))
+// Nodes returns the registered nodes by name, those of one name by id.
+func (d *Database) Nodes(ctx context.Context, f NodeFilter) ([]Node, error) {
+	var id *int64
+	if n, err := strconv.ParseInt(f.Node, 10, 64); err == nil {
+		id = &n
+	}
+	return list[Node](ctx, d.db, "nodes", nodesSQL, f.After.Name, int64(f.After.ID), given(f.Node), id, page(f.Limit))
+}
+
+// Node returns the node of an id, or invalidation.ErrNotFound.
+func (d *Database) Node(ctx context.Context, id int64) (Node, error) {
+	const sql = nodeColumns + ` WHERE id = $1`
+	return show[Node](ctx, d.db, fmt.Sprintf("node %d", id), invalidation.ErrNotFound, sql, id)
 }
 
 const nodesOfEachStateSQL = nodeColumns + `
@@ -81,10 +99,10 @@ func (d *Database) NodesOfEachState(ctx context.Context, limit int) ([]Node, err
 // FindNode returns the node of an id or a name. Of several incarnations with one name it returns
 // the live one, and invalidation.ErrState if more than one is live.
 func FindNode(ctx context.Context, among interface {
-	Nodes(ctx context.Context, after NodeKey, limit int) ([]Node, error)
+	Nodes(ctx context.Context, f NodeFilter) ([]Node, error)
 }, wanted string,
 ) (Node, error) {
-	nodes, err := among.Nodes(ctx, NodeKey{}, PageMax)
+	nodes, err := among.Nodes(ctx, NodeFilter{Node: wanted, Limit: PageMax})
 	if err != nil {
 		return Node{}, err
 	}

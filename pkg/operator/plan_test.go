@@ -67,7 +67,7 @@ func TestUnracedPagesNeverScanTheBacklog(t *testing.T) {
 		"samples":       {fmt.Sprintf(samplesSQL, "sample"), `'work', '1 minute'`},
 		"lanes":         {lanesSQL, `'work', 20`},
 		"locks":         {locksSQL, `NULL, NULL, 0, 50`},
-		"nodes":         {nodesSQL, `'', 0, 50`},
+		"nodes":         {nodesSQL, `'', 0, NULL, NULL, 50`},
 		"node_states":   {nodesOfEachStateSQL, `50`},
 		"slots":         {slotsSQL, `NULL, 0, 50`},
 		"usage":         {usageSQL, `NULL, '', '', 50`},
