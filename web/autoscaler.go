@@ -226,7 +226,7 @@ func scaleChart(minutes []operator.ScaleMinute, from time.Time, over time.Durati
 // modelList returns the models, as the page of models reads them.
 func (d *Dashboard) modelList(ctx context.Context) ([]operator.Model, error) {
 	return cached(ctx, d, "models", beat, func(ctx context.Context) ([]operator.Model, error) {
-		return d.db.Models(ctx, modelsMax)
+		return d.db.Models(ctx, "", modelsMax)
 	})
 }
 

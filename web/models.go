@@ -86,7 +86,7 @@ func (d *Dashboard) modelPages() {
 
 // instance returns the instance that a form names.
 func (d *Dashboard) instance(ctx context.Context, db *operator.Database, in form) (operator.Instance, error) {
-	found, err := db.Instances(ctx, in.Get("model"), instancesMax)
+	found, err := db.Instances(ctx, in.Get("model"), operator.InstanceKey{}, instancesMax)
 	if err != nil {
 		return operator.Instance{}, err
 	}
@@ -162,7 +162,7 @@ func (d *Dashboard) models(ctx context.Context, q query) (any, error) {
 // slots returns the instances and the slots that are held.
 func (d *Dashboard) slots(ctx context.Context) ([]operator.Instance, []operator.Slot, error) {
 	instances, err := cached(ctx, d, "instances", beat, func(ctx context.Context) ([]operator.Instance, error) {
-		return d.db.Instances(ctx, "", instancesMax)
+		return d.db.Instances(ctx, "", operator.InstanceKey{}, instancesMax)
 	})
 	if err != nil {
 		return nil, nil, err

@@ -227,7 +227,7 @@ var listedByObject = []string{
 // says nothing about now.
 func (d *Dashboard) faults(ctx context.Context) ([]attention, error) {
 	instances, err := cached(ctx, d, "instances", beat, func(ctx context.Context) ([]operator.Instance, error) {
-		return d.db.Instances(ctx, "", instancesMax)
+		return d.db.Instances(ctx, "", operator.InstanceKey{}, instancesMax)
 	})
 	if err != nil {
 		return nil, err

@@ -61,7 +61,9 @@ func (d *Dashboard) tablePages() {
 		path: "tokens", nav: "Tokens", section: "System", title: "Tokens", template: "tokens",
 		read: func(ctx context.Context, _ query) (any, error) {
 			found, err := cached(ctx, d, "tokens", beat,
-				func(ctx context.Context) ([]operator.APIToken, error) { return d.db.Tokens(ctx, tokensMax) })
+				func(ctx context.Context) ([]operator.APIToken, error) {
+					return d.db.Tokens(ctx, operator.TokenKey{}, tokensMax)
+				})
 			return tokensView{Rows: found, Capped: len(found) >= tokensMax}, err
 		},
 	})
@@ -74,7 +76,7 @@ func (d *Dashboard) tablePages() {
 // limits returns the limits with gauges. Their use is counted from the locks.
 func (d *Dashboard) limits(ctx context.Context) ([]limitRow, error) {
 	found, err := cached(ctx, d, "limits", 2*time.Second,
-		func(ctx context.Context) ([]operator.Limit, error) { return d.db.Limits(ctx, limitsMax) })
+		func(ctx context.Context) ([]operator.Limit, error) { return d.db.Limits(ctx, "", limitsMax) })
 	if err != nil {
 		return nil, err
 	}

@@ -21,8 +21,9 @@ func (a *API) limitRoutes() {
 		method: "GET", path: "/v1/limits", id: "list-limits", summary: "Limits by name, with their use",
 		scope: read, of: ofPlatform,
 	}, func(ctx context.Context, in *Paging) (*answer[list[operator.Limit]], error) {
-		found, err := a.operator.Limits(ctx, operator.PageMax)
-		return pageFrom(found, err, *in, func(l operator.Limit) string { return l.Name })
+		return paged(*in, func(after string, limit int) ([]operator.Limit, error) {
+			return a.operator.Limits(ctx, after, limit)
+		}, func(l operator.Limit) string { return l.Name })
 	})
 	add(a, route{
 		method: "GET", path: one, id: "show-limit", summary: "One limit",

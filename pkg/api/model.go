@@ -30,8 +30,9 @@ func (a *API) modelRoutes() {
 		method: "GET", path: "/v1/models", id: "list-models", summary: "Models by name",
 		scope: read, of: ofPlatform,
 	}, func(ctx context.Context, in *Paging) (*answer[list[operator.Model]], error) {
-		found, err := a.operator.Models(ctx, operator.PageMax)
-		return pageFrom(found, err, *in, func(m operator.Model) string { return m.Name })
+		return paged(*in, func(after string, limit int) ([]operator.Model, error) {
+			return a.operator.Models(ctx, after, limit)
+		}, func(m operator.Model) string { return m.Name })
 	})
 	add(a, route{
 		method: "GET", path: one, id: "show-model", summary: "One model with its config",
@@ -195,8 +196,11 @@ type modelFilter struct {
 }
 
 func (a *API) listInstances(ctx context.Context, in *modelFilter) (*answer[list[operator.Instance]], error) {
-	found, err := a.operator.Instances(ctx, in.Model, operator.PageMax)
-	return pageFrom(found, err, in.Paging, func(i operator.Instance) string { return i.Model + "\x00" + i.Server })
+	return paged(in.Paging, func(after operator.InstanceKey, limit int) ([]operator.Instance, error) {
+		return a.operator.Instances(ctx, in.Model, after, limit)
+	}, func(i operator.Instance) operator.InstanceKey {
+		return operator.InstanceKey{Model: i.Model, Server: i.Server}
+	})
 }
 
 type instanceRegistration struct {

@@ -22,6 +22,12 @@ func TestPagesReachTheLastRowOfAList(t *testing.T) {
 	}{
 		{"/v1/nodes?", `INSERT INTO penstock.node (id, name, application, kind)
 		                SELECT n, 'n' || n % 3, 'default', 'task'`, []string{"id"}},
+		{"/v1/models?", `INSERT INTO penstock.model (name, config) SELECT 'm' || n, '{}'`, []string{"name"}},
+		{"/v1/instances?", `INSERT INTO penstock.instance (model, server, endpoint, slots)
+		                    SELECT 'm' || n % 3 + 1, 's' || n, 'http://gpu:1', 1`, []string{"model", "server"}},
+		{"/v1/limits?", `INSERT INTO penstock."limit" (name, max_units) SELECT 'l' || n, 1`, []string{"name"}},
+		{"/v1/tokens?", `INSERT INTO penstock.api_token (name, hash, scopes, created_by)
+		                 SELECT 't' || n % 3, sha256(n::text::bytea), '{read}', 'ann'`, []string{"id"}},
 	} {
 		w.exec(l.make + series)
 		seen, pages := map[string]bool{}, 0

@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"time"
 
@@ -16,11 +15,9 @@ func (a *API) tokenRoutes() {
 		method: "GET", path: "/v1/tokens", id: "list-tokens", summary: "API tokens by name, without their secrets",
 		scope: admin, of: ofPlatform,
 	}, func(ctx context.Context, in *Paging) (*answer[list[operator.APIToken]], error) {
-		found, err := a.operator.Tokens(ctx, operator.PageMax)
-		return pageFrom(found, err, *in, func(t operator.APIToken) string {
-			return fmt.Sprintf("%s\x00%020d", t.Name,
-				t.ID)
-		})
+		return paged(*in, func(after operator.TokenKey, limit int) ([]operator.APIToken, error) {
+			return a.operator.Tokens(ctx, after, limit)
+		}, func(t operator.APIToken) operator.TokenKey { return operator.TokenKey{Name: t.Name, ID: t.ID} })
 	})
 	add(a, route{
 		method: "POST", path: "/v1/tokens", id: "create-token",

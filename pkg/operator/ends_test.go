@@ -55,7 +55,7 @@ func TestEndsBeyondWhatJSONCanHaveBreakNoList(t *testing.T) {
 			"cron jobs":   func() (any, error) { return b.d.CronJobs(t.Context(), CronFilter{}) },
 			"batches":     func() (any, error) { return b.d.Batches(t.Context(), BatchFilter{}) },
 			"deployments": func() (any, error) { return b.d.Deployments(t.Context(), "", 9) },
-			"tokens":      func() (any, error) { return b.d.Tokens(t.Context(), 9) },
+			"tokens":      func() (any, error) { return b.d.Tokens(t.Context(), TokenKey{}, 9) },
 		} {
 			rows, err := list()
 			if err != nil {

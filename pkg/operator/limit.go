@@ -30,9 +30,10 @@ SELECT l.name, l.max_units, l.rate::numeric::float8 AS rate, l.burst::numeric::f
               WHERE u.limit_id = l.id ORDER BY q.name) AS queues
   FROM penstock."limit" l`
 
-// Limits returns the limits by name.
-func (d *Database) Limits(ctx context.Context, limit int) ([]Limit, error) {
-	return list[Limit](ctx, d.db, "limits", limitColumns+` ORDER BY l.name LIMIT $1`, page(limit))
+// Limits returns the limits by name, from the first behind the given one.
+func (d *Database) Limits(ctx context.Context, after string, limit int) ([]Limit, error) {
+	const sql = limitColumns + ` WHERE l.name > $1 ORDER BY l.name LIMIT $2`
+	return list[Limit](ctx, d.db, "limits", sql, after, page(limit))
 }
 
 // Limit returns one limit, or ErrNotFound.

@@ -34,9 +34,11 @@ SELECT m.name, coalesce((coalesce(m.config, '{}') || coalesce(m.override, '{}'))
               coalesce(sum(s.held), 0)::bigint AS held
          FROM penstock.instance_status s WHERE s.model = m.name) i`
 
-// Models returns the models by name.
-func (d *Database) Models(ctx context.Context, limit int) ([]Model, error) {
-	return list[Model](ctx, d.db, "models", modelColumns+` ORDER BY m.name LIMIT $1`, page(limit))
+const modelsSQL = modelColumns + ` WHERE m.name > $1 ORDER BY m.name LIMIT $2`
+
+// Models returns the models by name, from the first behind the given one.
+func (d *Database) Models(ctx context.Context, after string, limit int) ([]Model, error) {
+	return list[Model](ctx, d.db, "models", modelsSQL, after, page(limit))
 }
 
 // Model returns one model, or ErrNotFound.
@@ -81,18 +83,22 @@ type Instance struct {
 	Labels           json.RawMessage `json:"labels"`
 }
 
+// InstanceKey is the position of an Instance in the list.
+type InstanceKey struct{ Model, Server string }
+
 const instancesSQL = `
 SELECT model, server, endpoint, state, usable, slots, held, doubtful, active, queued, draining,
        coalesce(reason, '') AS reason,
        quarantined_until, checked_at, labels
   FROM penstock.instance_status
- WHERE $1::text IS NULL OR model = $1
+ WHERE ($1::text IS NULL OR model = $1) AND (model, server) > ($2, $3)
  ORDER BY model, server
- LIMIT $2`
+ LIMIT $4`
 
-// Instances returns the instances of a model, of all if it is empty.
-func (d *Database) Instances(ctx context.Context, model string, limit int) ([]Instance, error) {
-	return list[Instance](ctx, d.db, "instances", instancesSQL, given(model), page(limit))
+// Instances returns the instances of a model, of all if it is empty, by model and server, from the first behind the
+// given key.
+func (d *Database) Instances(ctx context.Context, model string, after InstanceKey, limit int) ([]Instance, error) {
+	return list[Instance](ctx, d.db, "instances", instancesSQL, given(model), after.Model, after.Server, page(limit))
 }
 
 // RegisterInstance registers an endpoint or changes it; it ends a drain and a quarantine.

@@ -421,7 +421,7 @@ func TestLimitsShowWhatIsInUse(t *testing.T) {
 	}
 	b.push(invalidation.Push{})
 	b.claim(71, 1)
-	limits, err := b.d.Limits(t.Context(), 0)
+	limits, err := b.d.Limits(t.Context(), "", 0)
 	if err != nil || len(limits) != 1 || limits[0].InUse != 2 || *limits[0].MaxUnits != 4 || limits[0].Queues[0] != "work" || *limits[0].Left > 10 {
 		t.Fatalf("limits are %+v (%v)", limits, err)
 	}

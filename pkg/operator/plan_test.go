@@ -90,8 +90,8 @@ func TestUnracedPagesNeverScanTheBacklog(t *testing.T) {
 		"minutes":       {scaleMinutesSQL, `'llama', '1 hour'`},
 
 		"suspects":       {suspectsSQL, `50`},
-		"models":         {modelColumns + ` ORDER BY m.name LIMIT $1`, `50`},
-		"instances":      {instancesSQL, `NULL, 50`},
+		"models":         {modelsSQL, `'', 50`},
+		"instances":      {instancesSQL, `NULL, '', '', 50`},
 		"batches":        {batchesSQL, `NULL, NULL, 25, NULL`},
 		"operations":     {operationsSQL, `NULL, false, 25, NULL`},
 		"run_times":      {runTimesSQL, `ARRAY['work']`},

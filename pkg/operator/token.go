@@ -114,9 +114,16 @@ UPDATE penstock.api_token SET used_at = clock_timestamp()
 	return t, nil
 }
 
-// Tokens returns the tokens by name, those of one name oldest first.
-func (d *Database) Tokens(ctx context.Context, limit int) ([]APIToken, error) {
-	return list[APIToken](ctx, d.db, "tokens", tokenColumns+` ORDER BY name, id LIMIT $1`, page(limit))
+// TokenKey is the position of an APIToken in the list.
+type TokenKey struct {
+	Name string
+	ID   int64
+}
+
+// Tokens returns the tokens by name, those of one name oldest first, from the first behind the given key.
+func (d *Database) Tokens(ctx context.Context, after TokenKey, limit int) ([]APIToken, error) {
+	const sql = tokenColumns + ` WHERE (name, id) > ($1, $2) ORDER BY name, id LIMIT $3`
+	return list[APIToken](ctx, d.db, "tokens", sql, after.Name, after.ID, page(limit))
 }
 
 // GPUSpent returns the GPU milliseconds that calls of flows, and of flows below them, have taken in the present period,
