@@ -161,7 +161,7 @@ func (d *Dashboard) gatewayPages() {
 
 // pool returns the pool that a form names.
 func (d *Dashboard) pool(ctx context.Context, model string) (operator.PoolShare, error) {
-	pools, err := d.db.Pools(ctx, modelsMax)
+	pools, err := d.db.Pools(ctx, "", modelsMax)
 	if err != nil {
 		return operator.PoolShare{}, err
 	}
@@ -209,7 +209,7 @@ func (d *Dashboard) gateways(ctx context.Context, _ query) (any, error) {
 		return nil, err
 	}
 	pools, err := cached(ctx, d, "pools", beat, func(ctx context.Context) ([]operator.PoolShare, error) {
-		return d.db.Pools(ctx, modelsMax)
+		return d.db.Pools(ctx, "", modelsMax)
 	})
 	if err != nil {
 		return nil, err
@@ -219,7 +219,7 @@ func (d *Dashboard) gateways(ctx context.Context, _ query) (any, error) {
 		return nil, err
 	}
 	list := func(ctx context.Context) ([]operator.FlowCriticality, error) {
-		return d.db.FlowCriticalities(ctx, flowCriticalitiesMax)
+		return d.db.FlowCriticalities(ctx, "", flowCriticalitiesMax)
 	}
 	flows, err := cached(ctx, d, "flow criticalities", 5*beat, list)
 	if err != nil {

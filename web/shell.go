@@ -124,7 +124,7 @@ func (d *Dashboard) nodes(ctx context.Context) ([]operator.Node, error) {
 
 func (d *Dashboard) pauses(ctx context.Context) ([]operator.Pause, error) {
 	return cached(ctx, d, "pauses", beat, func(ctx context.Context) ([]operator.Pause, error) {
-		return d.db.Pauses(ctx, pausesMax)
+		return d.db.Pauses(ctx, operator.PauseFilter{Limit: pausesMax})
 	})
 }
 

@@ -14,8 +14,9 @@ func (a *API) gatewayRoutes() {
 		summary: "Pools of models by name: slots, shares reserved for online calls and for entries, and settings",
 		scope:   read, of: ofPlatform,
 	}, func(ctx context.Context, in *Paging) (*answer[list[operator.PoolShare]], error) {
-		found, err := a.operator.Pools(ctx, operator.PageMax)
-		return pageFrom(found, err, *in, func(p operator.PoolShare) string { return p.Model })
+		return paged(*in, func(after string, limit int) ([]operator.PoolShare, error) {
+			return a.operator.Pools(ctx, after, limit)
+		}, func(p operator.PoolShare) string { return p.Model })
 	})
 	change(a, route{
 		method: "PUT", path: "/v1/gateway/pools/{model}", id: "set-pool",
@@ -26,9 +27,10 @@ func (a *API) gatewayRoutes() {
 		summary: "Batches of requests, of all clients, that have not ended, oldest first",
 		scope:   read, of: ofPlatform,
 	}, func(ctx context.Context, in *Paging) (*answer[list[operator.RequestBatch]], error) {
-		found, err := a.operator.RequestBatches(ctx, operator.PageMax)
-		return pageFrom(found, err, *in, func(b operator.RequestBatch) string {
-			return b.CreatedAt.UTC().Format("2006-01-02T15:04:05.000000 ") + b.ID
+		return paged(*in, func(after operator.RequestBatchKey, limit int) ([]operator.RequestBatch, error) {
+			return a.operator.RequestBatches(ctx, after, limit)
+		}, func(b operator.RequestBatch) operator.RequestBatchKey {
+			return operator.RequestBatchKey{CreatedAt: b.CreatedAt, ID: b.ID}
 		})
 	})
 	verb[nameVerb](a, operator.CancelRequestBatch, route{
@@ -38,10 +40,11 @@ func (a *API) gatewayRoutes() {
 	})
 	add(a, route{
 		method: "GET", path: "/v1/gateway/flows", id: "list-flow-criticalities",
-		summary: "Flows that have a criticality of their own for online requests", scope: read, of: ofPlatform,
+		summary: "Flows by name that have a criticality of their own for online requests", scope: read, of: ofPlatform,
 	}, func(ctx context.Context, in *Paging) (*answer[list[operator.FlowCriticality]], error) {
-		found, err := a.operator.FlowCriticalities(ctx, operator.PageMax)
-		return pageFrom(found, err, *in, func(f operator.FlowCriticality) string { return f.Flow })
+		return paged(*in, func(after string, limit int) ([]operator.FlowCriticality, error) {
+			return a.operator.FlowCriticalities(ctx, after, limit)
+		}, func(f operator.FlowCriticality) string { return f.Flow })
 	})
 	change(a, route{
 		path: "/v1/gateway/flows", id: "set-flow-criticality",

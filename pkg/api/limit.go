@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -42,7 +41,7 @@ func (a *API) limitRoutes() {
 		scope:   admin, of: ofPlatform,
 	}, a.useLimit)
 	add(a, route{
-		method: "GET", path: "/v1/applications", id: "list-applications", summary: "Applications: nodes, locks, quota",
+		method: "GET", path: "/v1/applications", id: "list-applications", summary: "Applications by name: nodes, locks, quota",
 		scope: read,
 	}, a.listApplications)
 	change(a, route{
@@ -131,9 +130,11 @@ type InApplication struct {
 }
 
 func (a *API) listApplications(ctx context.Context, in *Paging) (*answer[list[operator.Application]], error) {
-	found, err := a.operator.Applications(ctx, operator.PageMax)
-	found = slices.DeleteFunc(found, func(x operator.Application) bool { return !callerOf(ctx).allows("", x.Name) })
-	return pageFrom(found, err, *in, func(x operator.Application) string { return x.Name })
+	c := callerOf(ctx)
+	return pagedAllowed(c, *in, func(after string, limit int) ([]operator.Application, error) {
+		return a.operator.Applications(ctx, after, limit)
+	}, func(x operator.Application) string { return x.Name },
+		func(x operator.Application) bool { return c.allows("", x.Name) })
 }
 
 type quotaSetting struct {

@@ -28,6 +28,15 @@ func TestPagesReachTheLastRowOfAList(t *testing.T) {
 		{"/v1/limits?", `INSERT INTO penstock."limit" (name, max_units) SELECT 'l' || n, 1`, []string{"name"}},
 		{"/v1/tokens?", `INSERT INTO penstock.api_token (name, hash, scopes, created_by)
 		                 SELECT 't' || n % 3, sha256(n::text::bytea), '{read}', 'ann'`, []string{"id"}},
+		{"/v1/pauses?", `INSERT INTO penstock.pause (scope, value, actor, reason, created_at)
+		                 SELECT 'flow', 'f' || n, 'ann', 'test', '2026-01-02T03:04:05.678901Z'`, []string{"value"}},
+		{"/v1/gateway/flows?", `INSERT INTO penstock.flow_criticality (flow, criticality)
+		                        SELECT 'f' || n, 'sheddable'`, []string{"flow"}},
+		{"/v1/slots/dead?", `INSERT INTO penstock.slot (instance_id, number, token, node_id)
+		                     SELECT (SELECT min(id) FROM penstock.instance), n, n, 1000000 + n`, []string{"node_id"}},
+		{"/v1/gateway/batches?", `INSERT INTO penstock.gateway_batch (id, owner, flow, endpoint, input_file_id,
+		                              output_file_id, error_file_id, completion_window, expires_at, created_at)
+		                          SELECT 'b' || n, '', '', '', '', '', '', '', 'tomorrow', '2026-01-02T03:04:05.678901Z'`, []string{"id"}},
 	} {
 		w.exec(l.make + series)
 		seen, pages := map[string]bool{}, 0

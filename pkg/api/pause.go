@@ -2,8 +2,6 @@ package api
 
 import (
 	"context"
-	"fmt"
-	"slices"
 
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -51,13 +49,9 @@ type pauseFilter struct {
 }
 
 func (a *API) listPauses(ctx context.Context, in *pauseFilter) (*answer[list[operator.Pause]], error) {
-	found, err := a.operator.Pauses(ctx, operator.PageMax)
-	if in.Queue != "" {
-		found = slices.DeleteFunc(found, func(p operator.Pause) bool {
-			return p.Queue != in.Queue && (p.Scope != "queue" || p.Value != in.Queue)
-		})
-	}
-	return pageFrom(found, err, in.Paging, func(p operator.Pause) string {
-		return fmt.Sprintf("%s\x00%s\x00%s", p.Since.UTC().Format("2006-01-02T15:04:05.000000"), p.Scope, p.Value)
+	return paged(in.Paging, func(after operator.PauseKey, limit int) ([]operator.Pause, error) {
+		return a.operator.Pauses(ctx, operator.PauseFilter{Queue: in.Queue, After: after, Limit: limit})
+	}, func(p operator.Pause) operator.PauseKey {
+		return operator.PauseKey{Since: p.Since, Scope: p.Scope, Value: p.Value, Queue: p.Queue}
 	})
 }

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -43,9 +42,10 @@ func (a *API) listSlots(ctx context.Context, in *modelFilter) (*answer[list[oper
 }
 
 func (a *API) listDeadSlots(ctx context.Context, in *modelFilter) (*answer[list[operator.DeadSlots]], error) {
-	found, err := a.operator.DeadSlots(ctx, in.Model, operator.PageMax)
-	return pageFrom(found, err, in.Paging, func(s operator.DeadSlots) string {
-		return s.Model + "\x00" + s.Server + "\x00" + fmt.Sprint(int64(s.NodeID))
+	return paged(in.Paging, func(after operator.DeadSlotsKey, limit int) ([]operator.DeadSlots, error) {
+		return a.operator.DeadSlots(ctx, in.Model, after, limit)
+	}, func(s operator.DeadSlots) operator.DeadSlotsKey {
+		return operator.DeadSlotsKey{Model: s.Model, Server: s.Server, NodeID: s.NodeID}
 	})
 }
 

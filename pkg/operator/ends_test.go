@@ -51,7 +51,7 @@ func TestEndsBeyondWhatJSONCanHaveBreakNoList(t *testing.T) {
 		b.exec(`UPDATE penstock.api_token SET expires_at = '` + end + `'`)
 		for name, list := range map[string]func() (any, error){
 			"queues":      func() (any, error) { return b.d.Queues(t.Context()) },
-			"pauses":      func() (any, error) { return b.d.Pauses(t.Context(), 9) },
+			"pauses":      func() (any, error) { return b.d.Pauses(t.Context(), PauseFilter{}) },
 			"cron jobs":   func() (any, error) { return b.d.CronJobs(t.Context(), CronFilter{}) },
 			"batches":     func() (any, error) { return b.d.Batches(t.Context(), BatchFilter{}) },
 			"deployments": func() (any, error) { return b.d.Deployments(t.Context(), "", 9) },

@@ -53,6 +53,19 @@ func (d *Database) pausing(ctx context.Context, does, sql string, by invalidatio
 	return replaced, nil
 }
 
+// PauseKey is the position of a Pause in the list.
+type PauseKey struct {
+	Since               time.Time
+	Scope, Value, Queue string
+}
+
+// PauseFilter chooses pauses.
+type PauseFilter struct {
+	Queue string   // of it, its names, lock keys and flows; empty: all
+	After PauseKey // the last row of the page before
+	Limit int
+}
+
 const pausesSQL = `
 SELECT scope, value, queue, actor, reason, since, penstock.json_time(until) AS until FROM (
     SELECT 'queue' AS scope, name AS value, '' AS queue, coalesce(paused_by, '') AS actor,
@@ -62,13 +75,15 @@ SELECT scope, value, queue, actor, reason, since, penstock.json_time(until) AS u
     UNION ALL
     SELECT p.scope, p.value, coalesce(q.name, ''), p.actor, p.reason, p.created_at, p.until
       FROM penstock.pause p LEFT JOIN penstock.queue q ON q.id = p.queue_id) all_pauses
- WHERE penstock.paused_until(until)
- ORDER BY since, scope, value
- LIMIT $1`
+ WHERE penstock.paused_until(until) AND (since, scope, value, queue) > ($1, $2, $3, $4)
+   AND ($5::text IS NULL OR queue = $5 OR scope = 'queue' AND value = $5)
+ ORDER BY since, scope, value, queue
+ LIMIT $6`
 
-// Pauses returns every pause in effect, the oldest first.
-func (d *Database) Pauses(ctx context.Context, limit int) ([]Pause, error) {
-	return list[Pause](ctx, d.db, "pauses", pausesSQL, page(limit))
+// Pauses returns the pauses in effect, the oldest first.
+func (d *Database) Pauses(ctx context.Context, f PauseFilter) ([]Pause, error) {
+	return list[Pause](ctx, d.db, "pauses", pausesSQL, f.After.Since, f.After.Scope, f.After.Value, f.After.Queue,
+		given(f.Queue), page(f.Limit))
 }
 
 // Scope is the attribute by which entries are paused or disabled together.
@@ -133,12 +148,13 @@ SELECT application AS name, queues, nodes, threads, locks, extract(epoch FROM ol
        quota_units,
        quota_rate::float8 AS quota_rate, paused
   FROM penstock.application_status
+ WHERE application > $1
  ORDER BY application
- LIMIT $1`
+ LIMIT $2`
 
-// Applications returns the applications by name.
-func (d *Database) Applications(ctx context.Context, limit int) ([]Application, error) {
-	return list[Application](ctx, d.db, "applications", applicationsSQL, page(limit))
+// Applications returns the applications by name, from the first behind the given one.
+func (d *Database) Applications(ctx context.Context, after string, limit int) ([]Application, error) {
+	return list[Application](ctx, d.db, "applications", applicationsSQL, after, page(limit))
 }
 
 // Quota bounds the locks of an application over all its queues. At least MaxUnits or Rate is set.

@@ -84,8 +84,8 @@ func TestUnracedPagesNeverScanTheBacklog(t *testing.T) {
 		"tables":        {tablesSQL, `50`},
 		"hooks":         {receiversSQL, `'', 50`},
 		"parts":         {partitionsSQL, `500`},
-		"pools":         {poolsSQL, `50`},
-		"criticalities": {flowCriticalitiesSQL, `50`},
+		"pools":         {poolsSQL, `'', 50`},
+		"criticalities": {flowCriticalitiesSQL, `'', 50`},
 		"calls":         {callbacksSQL, `5, 3`},
 		"minutes":       {scaleMinutesSQL, `'llama', '1 hour'`},
 

@@ -26,12 +26,13 @@ SELECT m.name AS model, r.total AS slots, r.reserved, r.batch_reserved, p.config
   FROM penstock.model m
  CROSS JOIN LATERAL penstock.slot_reserves(m.name) r
   LEFT JOIN penstock.gateway_policy p ON p.model = m.name
+ WHERE m.name > $1
  ORDER BY m.name
- LIMIT $1`
+ LIMIT $2`
 
-// Pools returns the division of slots of each model, by name.
-func (d *Database) Pools(ctx context.Context, limit int) ([]PoolShare, error) {
-	return list[PoolShare](ctx, d.db, "pools", poolsSQL, page(limit))
+// Pools returns the division of slots of each model, by name, from the first behind the given one.
+func (d *Database) Pools(ctx context.Context, after string, limit int) ([]PoolShare, error) {
+	return list[PoolShare](ctx, d.db, "pools", poolsSQL, after, page(limit))
 }
 
 // SetGatewayPolicy replaces the settings of a model's pool; nil brings the defaults back. Gateways read it
@@ -49,11 +50,12 @@ type FlowCriticality struct {
 }
 
 const flowCriticalitiesSQL = `
-SELECT flow, criticality, changed_at FROM penstock.flow_criticality ORDER BY flow LIMIT $1`
+SELECT flow, criticality, changed_at FROM penstock.flow_criticality WHERE $1 = '' OR flow > $1 ORDER BY flow LIMIT $2`
 
-// FlowCriticalities returns the flows that have a criticality of their own, by name.
-func (d *Database) FlowCriticalities(ctx context.Context, limit int) ([]FlowCriticality, error) {
-	return list[FlowCriticality](ctx, d.db, "criticalities of flows", flowCriticalitiesSQL, page(limit))
+// FlowCriticalities returns the flows that have a criticality of their own, by name, from the first behind the given
+// one.
+func (d *Database) FlowCriticalities(ctx context.Context, after string, limit int) ([]FlowCriticality, error) {
+	return list[FlowCriticality](ctx, d.db, "criticalities of flows", flowCriticalitiesSQL, after, page(limit))
 }
 
 // SetFlowCriticality sets the criticality of a flow; an empty one removes it.

@@ -21,15 +21,22 @@ type RequestBatch struct {
 	ExpiresAt   time.Time `json:"expires_at"`
 }
 
+// RequestBatchKey is the position of a RequestBatch in the list.
+type RequestBatchKey struct {
+	CreatedAt time.Time
+	ID        string
+}
+
 const requestBatchesSQL = `
 SELECT b.id, b.owner AS client, coalesce(b.model, '') AS model, b.status, b.total AS requests, b.fed AS pushed,
        b.completed, b.failed, b.failed_turns, b.created_at, b.expires_at
   FROM penstock.gateway_batch b
- WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+ WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling') AND (b.created_at, b.id) > ($1, $2)
  ORDER BY b.created_at, b.id
- LIMIT $1`
+ LIMIT $3`
 
-// RequestBatches returns the batches of requests that have not ended, the oldest first.
-func (d *Database) RequestBatches(ctx context.Context, limit int) ([]RequestBatch, error) {
-	return list[RequestBatch](ctx, d.db, "batches of requests", requestBatchesSQL, page(limit))
+// RequestBatches returns the batches of requests that have not ended, the oldest first, from the first behind the
+// given key.
+func (d *Database) RequestBatches(ctx context.Context, after RequestBatchKey, limit int) ([]RequestBatch, error) {
+	return list[RequestBatch](ctx, d.db, "batches of requests", requestBatchesSQL, after.CreatedAt, after.ID, page(limit))
 }

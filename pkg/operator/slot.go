@@ -45,17 +45,24 @@ type DeadSlots struct {
 	Since  time.Time `json:"since"` // the lapse of the node's lease
 }
 
+// DeadSlotsKey is the position of DeadSlots in the list.
+type DeadSlotsKey struct {
+	Model, Server string
+	NodeID        NodeID
+}
+
 const deadSlotsSQL = `
 SELECT model, server, node_id, slots, since
   FROM penstock.dead_slots
- WHERE $1::text IS NULL OR model = $1
+ WHERE ($1::text IS NULL OR model = $1) AND (model, server, node_id) > ($2, $3, $4)
  ORDER BY model, server, node_id
- LIMIT $2`
+ LIMIT $5`
 
-// DeadSlots returns the slots that dead nodes hold by model, instance and node; of one model if it
-// is not empty.
-func (d *Database) DeadSlots(ctx context.Context, model string, limit int) ([]DeadSlots, error) {
-	return list[DeadSlots](ctx, d.db, "slots of dead nodes", deadSlotsSQL, given(model), page(limit))
+// DeadSlots returns the slots that dead nodes hold by model, instance and node, from the first behind the given key;
+// of one model if it is not empty.
+func (d *Database) DeadSlots(ctx context.Context, model string, after DeadSlotsKey, limit int) ([]DeadSlots, error) {
+	return list[DeadSlots](ctx, d.db, "slots of dead nodes", deadSlotsSQL, given(model), after.Model, after.Server,
+		int64(after.NodeID), page(limit))
 }
 
 // FreeDeadSlots frees the slots of a model that dead nodes hold, on one instance or, if server is

@@ -19,7 +19,7 @@ func TestSlotsOfDeadNodesAreListedAndFreedByHand(t *testing.T) {
 	b.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id)
 		SELECT i.id, n, nextval('penstock.token_seq'), CASE WHEN i.server = 'b' AND n = 1 THEN 8 ELSE 7 END
 		  FROM penstock.instance i, generate_series(0, 1) n`)
-	found, err := b.d.DeadSlots(b.Context(), "flux", 10)
+	found, err := b.d.DeadSlots(b.Context(), "flux", DeadSlotsKey{}, 10)
 	if err != nil || len(found) != 2 || found[0].Server != "a" || found[0].Slots != 2 || found[1].Slots != 1 || found[1].NodeID != 7 ||
 		time.Since(found[0].Since) < 0 {
 		t.Fatalf("slots of dead nodes: %+v, %v", found, err)
