@@ -61,7 +61,7 @@ func local(t *testing.T, dsn, method, path string, body io.Reader) (status int) 
 	if _, err := a.inProcess(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r := httptest.NewRequest(method, localURL+path, body)
+	r := httptest.NewRequestWithContext(t.Context(), method, localURL+path, body)
 	r.Header.Set("Content-Type", "application/json")
 	w := httptest.NewRecorder()
 	a.handler.ServeHTTP(w, r)

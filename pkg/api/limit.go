@@ -41,8 +41,9 @@ func (a *API) limitRoutes() {
 		scope:   admin, of: ofPlatform,
 	}, a.useLimit)
 	add(a, route{
-		method: "GET", path: "/v1/applications", id: "list-applications", summary: "Applications by name: nodes, locks, quota",
-		scope: read,
+		method: "GET", path: "/v1/applications", id: "list-applications",
+		summary: "Applications by name: nodes, locks, quota",
+		scope:   read,
 	}, a.listApplications)
 	change(a, route{
 		method: "PUT", path: "/v1/applications/{application}/quota", id: "set-quota",

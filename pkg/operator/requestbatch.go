@@ -38,5 +38,6 @@ SELECT b.id, b.owner AS client, coalesce(b.model, '') AS model, b.status, b.tota
 // RequestBatches returns the batches of requests that have not ended, the oldest first, from the first behind the
 // given key.
 func (d *Database) RequestBatches(ctx context.Context, after RequestBatchKey, limit int) ([]RequestBatch, error) {
-	return list[RequestBatch](ctx, d.db, "batches of requests", requestBatchesSQL, after.CreatedAt, after.ID, page(limit))
+	return list[RequestBatch](ctx, d.db, "batches of requests", requestBatchesSQL, after.CreatedAt, after.ID,
+		page(limit))
 }

@@ -118,8 +118,8 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 		node: n, reserved: reserved, start: start, losses: losses,
 		traced: n.traceClaim(first.served.name, locks, start),
 	}
-	for i, c := range claimed {
-		answer.accept(leases[i], c.Locks)
+	for i, l := range leases[:len(claimed)] {
+		answer.accept(l, claimed[i].Locks)
 	}
 	answer.enqueue()
 	for i, l := range leases {
