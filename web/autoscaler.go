@@ -189,7 +189,9 @@ func (d *Dashboard) scaleMinutes(
 	ctx context.Context, model string, over time.Duration,
 ) ([]operator.ScaleMinute, error) {
 	return cached(ctx, d, keyOf("scale minutes", model, over), 5*time.Second,
-		func(ctx context.Context) ([]operator.ScaleMinute, error) { return d.db.ScaleMinutes(ctx, model, over) })
+		func(ctx context.Context) ([]operator.ScaleMinute, error) {
+			return d.db.ScaleMinutes(ctx, model, over, time.Time{}, operator.PageMax)
+		})
 }
 
 // scaleChart is the five lines of a model: the metric in requests on the right axis, and numbers of

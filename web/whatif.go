@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 	"github.com/penstock/penstock/pkg/scale"
 	"github.com/penstock/penstock/pkg/scale/simulate"
 )
@@ -130,7 +131,7 @@ func (d *Dashboard) whatIf(ctx context.Context, of deploymentRow, asked whatIfFo
 			if err != nil {
 				return &whatIf{Problem: sentence(err.Error())}, nil
 			}
-			found, err := d.db.ScaleMinutes(ctx, of.Model, over)
+			found, err := d.db.ScaleMinutes(ctx, of.Model, over, time.Time{}, operator.PageMax)
 			if err != nil {
 				return nil, err
 			}

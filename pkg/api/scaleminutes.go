@@ -11,12 +11,16 @@ import (
 
 type minutesOver struct {
 	Model   string `query:"model" required:"true" minLength:"1" maxLength:"200"`
-	Minutes int    `query:"minutes" minimum:"1" maximum:"43200" default:"60"`
+	Minutes int    `query:"minutes" minimum:"1" maximum:"43200" default:"60" doc:"How far back."`
+	Limit   int    `query:"limit" minimum:"1" maximum:"1000" default:"1000" doc:"How many, at most."`
+	Cursor  string `query:"cursor" maxLength:"2000" doc:"The next_cursor of the page before."`
 }
 
 func (a *API) listScaleMinutes(ctx context.Context, in *minutesOver) (*answer[list[operator.ScaleMinute]], error) {
-	found, err := a.operator.ScaleMinutes(ctx, in.Model, time.Duration(in.Minutes)*time.Minute)
-	return pageOf(found, Paging{Limit: len(found)}, nil), err
+	over := time.Duration(in.Minutes) * time.Minute
+	return paged(Paging{in.Limit, in.Cursor}, func(after time.Time, limit int) ([]operator.ScaleMinute, error) {
+		return a.operator.ScaleMinutes(ctx, in.Model, over, after, limit)
+	}, func(m operator.ScaleMinute) time.Time { return m.Minute })
 }
 
 type whatIf struct {
@@ -41,7 +45,8 @@ func (a *API) simulateScalePolicy(ctx context.Context, in *whatIf) (*answer[what
 	if err != nil {
 		return nil, err
 	}
-	recorded, err := a.operator.ScaleMinutes(ctx, b.Model, time.Duration(b.Minutes)*time.Minute)
+	recorded, err := a.operator.ScaleMinutes(ctx, b.Model, time.Duration(b.Minutes)*time.Minute, time.Time{},
+		operator.PageMax)
 	if err != nil {
 		return nil, err
 	}

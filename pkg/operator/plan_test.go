@@ -87,7 +87,7 @@ func TestUnracedPagesNeverScanTheBacklog(t *testing.T) {
 		"pools":         {poolsSQL, `'', 50`},
 		"criticalities": {flowCriticalitiesSQL, `'', 50`},
 		"calls":         {callbacksSQL, `5, 3`},
-		"minutes":       {scaleMinutesSQL, `'llama', '1 hour'`},
+		"minutes":       {scaleMinutesSQL, `'llama', '1 hour', NULL, 50`},
 
 		"suspects":       {suspectsSQL, `50`},
 		"models":         {modelsSQL, `'', 50`},

@@ -33,14 +33,18 @@ type ScaleMinute struct {
 const scaleMinutesSQL = `
 SELECT minute, arrived, online, calls, busy_seconds, refused, starts, cold_seconds, waiting, running,
        waiting + running AS metric, base, raw, stabilised, desired, ready, starting
-  FROM (SELECT * FROM penstock.model_minute WHERE model = $1 AND minute > statement_timestamp() - $2::interval
-         ORDER BY minute DESC LIMIT 43200) m
- ORDER BY minute`
+  FROM penstock.model_minute
+ WHERE model = $1 AND minute > statement_timestamp() - $2::interval AND ($3::timestamptz IS NULL OR minute > $3)
+ ORDER BY minute
+ LIMIT $4`
 
-// ScaleMinutes returns the minutes of a model over the period that ends now, oldest first. It returns
-// invalidation.ErrNotFound if there is no such model.
-func (d *Database) ScaleMinutes(ctx context.Context, model string, over time.Duration) ([]ScaleMinute, error) {
-	found, err := list[ScaleMinute](ctx, d.db, "minutes of model "+model, scaleMinutesSQL, model, over)
+// ScaleMinutes returns the minutes of a model over the period that ends now, oldest first, from the first after the
+// given time. It returns invalidation.ErrNotFound if there is no such model.
+func (d *Database) ScaleMinutes(
+	ctx context.Context, model string, over time.Duration, after time.Time, limit int,
+) ([]ScaleMinute, error) {
+	found, err := list[ScaleMinute](ctx, d.db, "minutes of model "+model, scaleMinutesSQL, model, over, given(after),
+		page(limit))
 	if err != nil || len(found) > 0 {
 		return found, err
 	}
