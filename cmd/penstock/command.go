@@ -66,12 +66,12 @@ func ofEntry[T any](
 	}
 }
 
-// listing makes c a command that prints a list of which there is little.
+// listing makes c a command that prints a whole list.
 func listing[T any](a *app, c *cobra.Command, columns []column[T],
 	read func(ctx context.Context, api conn, args []string) ([]T, error),
 ) *cobra.Command {
-	most := operator.PageMax
-	return paging(a, c, &most, columns, read, nil)
+	all := 0
+	return paging(a, c, &all, columns, read, nil)
 }
 
 // paging makes c a command that prints a list up to a limit, 0 for all, and says on the error stream which flag asks
@@ -102,7 +102,7 @@ func pageHint(limit, most int) string {
 	if limit < most {
 		return fmt.Sprintf("--limit, up to %d", most)
 	}
-	return fmt.Sprintf("this list has at most %d rows", most)
+	return fmt.Sprintf("a command prints at most %d rows of this list", most)
 }
 
 // watch runs print once, or every so often until the context ends, which is then not an error. On a terminal each

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/url"
 	"reflect"
 	"slices"
@@ -167,9 +168,9 @@ func listUpTo[T any](ctx context.Context, c conn, path string, limit int, after 
 	}
 }
 
-// everything reads a list of which there is little.
+// everything reads a whole list, page by page.
 func everything[T any](ctx context.Context, c conn, path string, filters ...any) ([]T, error) {
-	return list[T](ctx, c, path, operator.PageMax, "", filters...)
+	return listUpTo[T](ctx, c, path, math.MaxInt, "", filters...)
 }
 
 // allOf is everything of a route for a command whose arguments do not matter.

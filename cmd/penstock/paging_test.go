@@ -109,6 +109,16 @@ func TestUsageIsPrintedWhole(t *testing.T) {
 	}
 }
 
+// An object behind the rows of a bound would be printed nowhere, and a command on it would say that it does not exist.
+func TestListsWithoutALimitArePrintedWhole(t *testing.T) {
+	for _, line := range []string{"limit list", "model list", "token list", "pause list"} {
+		out, errs, code := command(t, rowsOf(12_500), append(strings.Fields(line), "-o", "jsonl")...)
+		if n := strings.Count(out, "\n"); n != 12_500 || errs != "" || code != 0 {
+			t.Errorf("%s: exit %d, %d rows of 12500: %s", line, code, n, errs)
+		}
+	}
+}
+
 // A lock key is the text of a client: what a person copies from a hint is one word of a shell, and runs nothing.
 func TestHintsQuoteTextsOfClients(t *testing.T) {
 	for key, want := range map[string]string{
