@@ -12,6 +12,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/pkg/client"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -244,7 +245,13 @@ func sendOperation(ctx context.Context, api conn, o operator.OperationRequest, d
 	if o.PerSecond != 0 {
 		in["per_second"] = o.PerSecond
 	}
-	return posted[startedOperation](ctx, api, at("/v1/queues/%v/operations", o.Queue), in)
+	path := at("/v1/queues/%v/operations", o.Queue)
+	if dry {
+		var counted startedOperation
+		err := api.ask(ctx, client.RawRequest{Method: "POST", Path: path, In: in}, &counted)
+		return counted, err
+	}
+	return posted[startedOperation](ctx, api, path, in)
 }
 
 // step carries out the next part of an operation, and returns how long its pace asks to wait after it.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"net/url"
 	"reflect"
 	"slices"
@@ -71,9 +72,19 @@ func problem(codes ...client.Code) func(error) bool {
 	}
 }
 
-// do makes a call and reads the answer into a pointer, nil for none. An answer that is no problem document keeps the
-// method and path in its error, since a proxy may have sent it.
+// do makes a call and reads the answer into a pointer, nil for none. The error of a change that may have been made all
+// the same is an undecidedError.
 func (c conn) do(ctx context.Context, call client.RawRequest, into any) error {
+	err := c.ask(ctx, call, into)
+	if call.Method != http.MethodGet && undecided(err) {
+		return undecidedError{err}
+	}
+	return err
+}
+
+// ask is do for a call that changes nothing. An answer that is no problem document keeps the method and path in its
+// error, since a proxy may have sent it.
+func (c conn) ask(ctx context.Context, call client.RawRequest, into any) error {
 	err := c.api.Do(ctx, call, into)
 	var failed *localError
 	if errors.As(err, &failed) {

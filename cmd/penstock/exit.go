@@ -64,6 +64,12 @@ type partialError struct{ error }
 
 func (e partialError) Unwrap() error { return e.error }
 
+// undecidedError is that of a change which may have been made all the same: no answer came, as where a commit waits for
+// a standby for longer than --timeout.
+type undecidedError struct{ error }
+
+func (e undecidedError) Unwrap() error { return e.error }
+
 // Errors of the commands themselves.
 var (
 	errUnconfirmed = errors.New("not confirmed")
@@ -301,6 +307,26 @@ func unavailable(err error) bool {
 	return isA[*pgconn.ConnectError](err) || isA[*net.OpError](err) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
+// undecided says that an error leaves open whether a change was made: there was no answer, or one of a server that does
+// not know it either.
+func undecided(err error) bool {
+	var answer *client.Error
+	var failed *net.OpError
+	code := postgres.Code(err)
+	switch {
+	case err == nil, errors.Is(err, invalidation.ErrNoInstance):
+		return false
+	case errors.As(err, &answer):
+		return problem("unknown", "timeout", "unavailable", "internal")(err)
+	case isA[*pgconn.ConnectError](err), otherHost(err), distrusted(err), throughProxy(err),
+		errors.As(err, &failed) && failed.Op == "dial": // nothing was sent
+		return false
+	case code != "": // the server refused it, unless it ended the session, perhaps while the commit waited
+		return strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P")
+	}
+	return isA[*url.Error](err) || errors.Is(err, context.DeadlineExceeded) || postgres.Disconnected(err)
+}
+
 // report writes what went wrong and what to do next, and returns the exit code.
 func (a *app) report(ctx context.Context, err error) int {
 	var found exitStatus
@@ -320,6 +346,9 @@ func (a *app) report(ctx context.Context, err error) int {
 	code, next := kindOf(err)
 	if next == seeState {
 		next = cmp.Or(a.seeState, next)
+	}
+	if isA[undecidedError](err) {
+		next = "whether it was done is not known: " + cmp.Or(a.seeState, "see that") + "; look before you repeat it"
 	}
 	if next != "" {
 		fmt.Fprintln(a.err, "next:", next)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -274,6 +275,29 @@ func TestEveryErrorHasItsExitCodeAndANextStep(t *testing.T) {
 	a := newApp(nil, &bytes.Buffer{}, &bytes.Buffer{}, os.Getenv)
 	if got := a.report(ctx, ctx.Err()); got != exitInterrupted {
 		t.Errorf("interrupted: exit %d, want %d", got, exitInterrupted)
+	}
+}
+
+// An error of a change says whether it leaves open that the change was made.
+func TestErrorsThatLeaveAChangeUndecided(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{nil, false},
+		{fmt.Errorf("commit: %w", context.DeadlineExceeded), true},
+		{fmt.Errorf("commit: %w", io.ErrUnexpectedEOF), true},
+		{&pgconn.PgError{Code: "57P01"}, true}, // the session was ended, perhaps while its commit waited for a standby
+		{&pgconn.PgError{Code: "57014"}, false},
+		{&pgconn.PgError{Code: "42501"}, false},
+		{&pgconn.ConnectError{}, false},
+		{fmt.Errorf("x: %w", invalidation.ErrInvalid), false},
+		{refused{&client.Error{Code: "timeout"}}, true},
+		{refused{&client.Error{Code: client.QueueNotFound}}, false},
+	} {
+		if got := undecided(c.err); got != c.want {
+			t.Errorf("%v: %t, want %t", c.err, got, c.want)
+		}
 	}
 }
 

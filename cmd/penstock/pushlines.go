@@ -6,13 +6,11 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strconv"
 
-	"github.com/penstock/penstock/pkg/client"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -146,17 +144,4 @@ func (p *linePush) flush(ctx context.Context) error {
 	p.report.LastID = int64(pushed[len(pushed)-1].ID)
 	p.batch, p.bytes, p.first = p.batch[:0], 0, p.line+1
 	return nil
-}
-
-// undecided says that an error leaves open whether a push was accepted: there was no answer, or one of a server that
-// does not know it either.
-func undecided(err error) bool {
-	var answer *client.Error
-	switch {
-	case err == nil, errors.Is(err, invalidation.ErrNoInstance):
-		return false
-	case errors.As(err, &answer):
-		return problem("unknown", "timeout", "unavailable", "internal")(err)
-	}
-	return true
 }

@@ -262,7 +262,10 @@ func TestWhyTheServerCannotBeUsed(t *testing.T) {
 		http.Error(w, "<html>bad gateway</html>", http.StatusBadGateway)
 	}))
 	defer proxy.Close()
-	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // until then the server does not see that the client has gone
+		<-r.Context().Done()
+	}))
 	defer silent.Close()
 	type env map[string]string
 	for what, c := range map[string]struct {
@@ -286,6 +289,8 @@ func TestWhyTheServerCannotBeUsed(t *testing.T) {
 		"a proxy without a leader":    {nil, "queue list --server " + proxy.URL, exitUnavailable, "check that leaders run"},
 		"something else answers":      {nil, "queue list --server " + odd.URL, exitUnavailable, "no leader of this version"},
 		"nothing is answered":         {nil, "queue list --timeout 50ms --server " + silent.URL, exitTimeout, "--timeout"},
+		"a change is not answered":    {nil, "queue create q --reason r --timeout 50ms --server " + silent.URL, exitTimeout, "next: whether it was done is not known: penstock queue show prints its state; look"},
+		"a change is not sent":        {nil, "queue create q --reason r --server http://127.0.0.1:1", exitUnavailable, "next: check --server"},
 		"not an address":              {nil, "queue list --server localhost:8420", exitUsage, "http://host:port"},
 		"a password in the address":   {nil, "queue list --server http://u:secret@h", exitUsage, "http://host:port"},
 		"two ways":                    {nil, "queue list --server http://x --database-url postgres://x", exitUsage, "--server (PENSTOCK_SERVER) and --database-url (PENSTOCK_DATABASE_URL) are both given"},
