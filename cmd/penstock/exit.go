@@ -146,6 +146,10 @@ var kinds = []struct {
 		"check the user, the password and the database in --database-url (PENSTOCK_DATABASE_URL)",
 	},
 	{
+		mayNotConnect, exitUnavailable,
+		"the role may not connect to the database: as the owner, penstock grants --apply, or GRANT CONNECT ON DATABASE",
+	},
+	{
 		code(postgres.InsufficientPrivilege), exitUnavailable,
 		"connect as a role with the duty operator (penstock grants); migrate and grants need the owner of the schema",
 	},
@@ -244,6 +248,11 @@ func code(states ...string) func(error) bool {
 		}
 		return false
 	}
+}
+
+// mayNotConnect says that the role lacks the right CONNECT on the database.
+func mayNotConnect(err error) bool {
+	return isA[*pgconn.ConnectError](err) && postgres.Code(err) == postgres.InsufficientPrivilege
 }
 
 // sentence is the error's text without the words that only its class adds to a sentence of the database.

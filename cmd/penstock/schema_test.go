@@ -5,6 +5,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -48,6 +50,32 @@ func TestAChangeOnAnOlderSchemaIsRefusedBeforeItBegins(t *testing.T) {
 	}
 	if _, errs, code := command(t, nil, "queue", "pause", "mails", "--reason", "r", "--database-url", dsn); code != 0 {
 		t.Errorf("pause on the new functions: exit %d, %s", code, errs)
+	}
+}
+
+// A role without CONNECT is not told to get the rights of an operator.
+func TestARoleThatMayNotConnectIsToldWhatItLacks(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	db, err := pgx.Connect(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close(t.Context())
+	role := "outside_" + strconv.FormatInt(time.Now().UnixNano(), 36)
+	if _, err := db.Exec(t.Context(), `
+		CREATE ROLE `+role+` LOGIN PASSWORD 'secret';
+		DO $$ BEGIN EXECUTE format('REVOKE CONNECT ON DATABASE %I FROM PUBLIC', current_database()); END $$`); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = db.Exec(t.Context(), `DROP ROLE `+role) }()
+	at, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at.User = url.UserPassword(role, "secret")
+	_, errs, code := command(t, nil, "queue", "list", "--database-url", at.String())
+	if code != exitUnavailable || !strings.Contains(errs, "next: the role may not connect to the database") {
+		t.Errorf("exit %d, %s", code, errs)
 	}
 }
 

@@ -3,11 +3,15 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
@@ -88,7 +92,7 @@ func Examine(ctx context.Context, db postgres.DB, cfg Config) ([]Finding, error)
 		case err != nil:
 			f = Finding{
 				Check: c.name, Severity: Warning, Summary: "could not be checked: " + err.Error(),
-				Advice: cannot(postgres.Code(err)),
+				Advice: cannot(err),
 			}
 		}
 		findings = append(findings, f)
@@ -124,17 +128,36 @@ func examine(ctx context.Context, db postgres.DB, cfg Config, c check) (Finding,
 }
 
 // cannot returns the advice for a check that failed.
-func cannot(code string) string {
-	switch {
+func cannot(err error) string {
+	switch code := postgres.Code(err); {
 	case ofSchema(code):
 		return "The schema is missing or older than this program: run penstock migrate status, then penstock " +
 			"migrate up."
 	case code == postgres.InsufficientPrivilege:
-		return "Grant the role pg_monitor and rights on schema penstock, or run the doctor as a role that has them."
+		return missingRight(err)
 	case code == postgres.QueryCanceled, code == postgres.LockNotAvailable:
 		return "The database is busy: try again, or read the view by hand."
 	}
 	return "Try again; if it stays, the error says what Postgres refused."
+}
+
+// deniedSchema is the schema that Postgres denies, in its English messages.
+var deniedSchema = regexp.MustCompile(`permission denied for schema (.+)$`)
+
+// missingRight returns the advice for a check whose session lacks a right. Postgres names the object without its
+// schema.
+func missingRight(err error) string {
+	var denied *pgconn.PgError
+	if !errors.As(err, &denied) {
+		return "Run the doctor as a role with the rights that the error names."
+	}
+	if found := deniedSchema.FindStringSubmatch(denied.Message); found != nil && found[1] != "penstock" {
+		return "GRANT USAGE ON SCHEMA " + found[1] + " to the role, or run the doctor as one that has it."
+	}
+	if strings.Contains(denied.Message, " pg_") {
+		return "GRANT pg_monitor to the role, or run the doctor as a role that has it."
+	}
+	return "Run the doctor as a role with the duty operator (penstock grants), or as the owner of the schema."
 }
 
 // Worst returns the severity of the worst finding.

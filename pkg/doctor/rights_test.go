@@ -2,11 +2,16 @@ package doctor
 
 import (
 	"context"
+	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // TestRightsThatDifferFromADutyAreNamed takes a right from a role with a duty, gives it one too many, gives
@@ -102,4 +107,21 @@ func TestARoleWithoutTheUseOfSchemaPublicIsNamed(t *testing.T) {
 	exec(t, conn, `SET ROLE `+role)
 	defer exec(t, conn, `RESET ROLE`)
 	want(t, find(t, conn, "rights", Config{}), Warning, role+" lacks USAGE on public, which operator needs")
+}
+
+// The advice names what the session lacks.
+func TestAdviceForACheckThatIsDenied(t *testing.T) {
+	for message, want := range map[string]string{
+		"permission denied for schema public":          "GRANT USAGE ON SCHEMA public",
+		"permission denied for schema penstock":        "duty operator",
+		"permission denied for table queue":            "duty operator",
+		"permission denied for function pg_ls_waldir":  "GRANT pg_monitor",
+		"permission denied for view pg_file_settings":  "GRANT pg_monitor",
+		"keine Berechtigung für Funktion pg_ls_waldir": "GRANT pg_monitor",
+	} {
+		err := fmt.Errorf("read: %w", &pgconn.PgError{Code: postgres.InsufficientPrivilege, Message: message})
+		if got := cannot(err); !strings.Contains(got, want) {
+			t.Errorf("%s: %s, want %q", message, got, want)
+		}
+	}
 }
