@@ -97,11 +97,16 @@ func (c *Clock) judge(now reading) error {
 // the time after them. A transaction that deletes what is old calls it last, and is not committed where it did so by a
 // time that is not believed.
 func (c *Clock) CheckTx(ctx context.Context, tx pgx.Tx) error {
+	return c.CheckTxWithin(ctx, tx, jumpMax)
+}
+
+// CheckTxWithin is CheckTx for what may go on while the clock is ahead by no more than so much.
+func (c *Clock) CheckTxWithin(ctx context.Context, tx pgx.Tx, most time.Duration) error {
 	var latest time.Time
 	if err := tx.QueryRow(ctx, `SELECT greatest(now(), clock_timestamp())`).Scan(&latest); err != nil {
 		return fmt.Errorf("read the clock: %w", err)
 	}
-	return c.Check(latest)
+	return c.CheckWithin(latest, most)
 }
 
 // setBack takes note of a reading that is behind the time that has passed.

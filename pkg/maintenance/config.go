@@ -25,7 +25,7 @@ type Config struct {
 	RetentionPause time.Duration
 	// AuditRetention is how long the audit is kept, in whole days, 30 at least. Zero: for ever.
 	AuditRetention time.Duration
-	// Clock judges the database's clock for Retention, across terms. Default: one for this term.
+	// Clock judges the database's clock for Retention and Deadlines, across terms. Default: one for this term.
 	Clock *duty.Clock
 	// CompactPause is the time between two passes of Compaction. Default 10 s.
 	CompactPause time.Duration

@@ -35,6 +35,8 @@ type Deadlines struct {
 
 	misdated misdatedWalk
 
+	held bool // since the last pass: what comes by the clock waits until that is believed
+
 	done duty.Tally[DeadlinesStatus]
 }
 
@@ -94,9 +96,18 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	d.cfg.failing.Note(ctx, d.cfg.Log, slog.LevelWarn, "read the queues in time", "queues", err)
+	before := d.held
+	d.held = false
 	pause, err := d.visit(ctx, d.queues)
 	if err != nil {
 		return 0, err
+	}
+	switch {
+	case d.held && !before:
+		d.cfg.Log.WarnContext(ctx, "due entries and deadlines wait until the database's clock is believed",
+			"error", duty.ErrClock)
+	case before && !d.held:
+		d.cfg.Log.InfoContext(ctx, "due entries and deadlines wait no more for the database's clock")
 	}
 	if err := d.redate(ctx); err != nil {
 		return 0, err
@@ -258,6 +269,7 @@ func (d *Deadlines) dropped(ctx context.Context, q *invalidation.Queue, err erro
 type verb struct {
 	name  string
 	in    *float64 // seconds until the work is due; nil: never
+	clock bool     // it comes by the clock alone
 	run   func(*invalidation.Queue, context.Context, int) (int, error)
 	total func(*DeadlinesStatus) *int64
 }
@@ -265,14 +277,20 @@ type verb struct {
 // verbsOf returns the work of each kind, with the time until it is due.
 func verbsOf(w invalidation.NextWork) []verb {
 	return []verb{
-		{"promote", w.Due, (*invalidation.Queue).Promote, func(s *DeadlinesStatus) *int64 { return &s.Promoted }},
-		{"expire", w.Deadline, (*invalidation.Queue).Expire, func(s *DeadlinesStatus) *int64 { return &s.Expired }},
 		{
-			"cancel", w.Cancel, (*invalidation.Queue).SettleCancelRequests,
+			"promote", w.Due, true, (*invalidation.Queue).Promote,
+			func(s *DeadlinesStatus) *int64 { return &s.Promoted },
+		},
+		{
+			"expire", w.Deadline, true, (*invalidation.Queue).Expire,
+			func(s *DeadlinesStatus) *int64 { return &s.Expired },
+		},
+		{
+			"cancel", w.Cancel, false, (*invalidation.Queue).SettleCancelRequests,
 			func(s *DeadlinesStatus) *int64 { return &s.Cancelled },
 		},
 		{
-			"fail", w.Outage, (*invalidation.Queue).FailWithoutInstance,
+			"fail", w.Outage, true, (*invalidation.Queue).FailWithoutInstance,
 			func(s *DeadlinesStatus) *int64 { return &s.Failed },
 		},
 	}
@@ -283,7 +301,7 @@ func (d *Deadlines) serve(ctx context.Context, w invalidation.NextWork) (time.Du
 	wait := d.cfg.Pause
 	for _, v := range verbsOf(w) {
 		switch {
-		case v.in == nil:
+		case v.in == nil, v.clock && d.held:
 		case *v.in > 0:
 			// Times of any year are taken: those centuries ahead would not fit a time.Duration.
 			wait = min(wait, seconds(min(*v.in, wait.Seconds()))+time.Millisecond)
@@ -308,7 +326,11 @@ const servedBatchesMax = 5
 func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more bool, err error) {
 	for range servedBatchesMax {
 		limit := d.limit(q.ID)
-		n, err := d.inTerm(ctx, q, limit, v.run)
+		n, err := d.inTerm(ctx, q, limit, v.clock, v.run)
+		if errors.Is(err, duty.ErrClock) {
+			d.held = true
+			return false, nil
+		}
 		dropped := err != nil && d.dropped(ctx, q, err)
 		if !dropped {
 			if err := d.cfg.tolerate(ctx, err, "process due entries", "verb", v.name, "queue", q.Name); err != nil {
@@ -333,11 +355,23 @@ func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more
 	return true, nil
 }
 
-func (d *Deadlines) inTerm(ctx context.Context, q *invalidation.Queue, limit int,
+// heldAbove is how far ahead the database's clock may be while entries are promoted, expired and failed by it. It is
+// above the two hours that package chaos lets the clock jump. A smaller bound would let all entries wait for five
+// minutes after each pause of a machine or of a process that lasted so long.
+const heldAbove = 3 * time.Hour
+
+// inTerm carries out a verb. One that comes by the clock is preceded by a reading of that, in the same transaction: a
+// clock that has jumped ahead would end entries before their time, which cannot be taken back.
+func (d *Deadlines) inTerm(ctx context.Context, q *invalidation.Queue, limit int, clock bool,
 	verb func(*invalidation.Queue, context.Context, int) (int, error),
 ) (n int, err error) {
 	ctx, end := d.writes.Context(ctx, 0)
 	err = d.fence.InTx(ctx, func(tx pgx.Tx) error {
+		if clock {
+			if err := d.cfg.Clock.CheckTxWithin(ctx, tx, heldAbove); err != nil {
+				return err
+			}
+		}
 		n, err = verb(q.WithTx(tx), ctx, limit)
 		return err
 	})

@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/machine"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/maintenance"
@@ -33,6 +35,42 @@ func TestDueEntryIsPromotedAtOnce(t *testing.T) {
 		t.Errorf("ready %v s after it was due (%v)", late, err)
 	}
 	t.Logf("ready %.0f ms after it was due", late*1000)
+}
+
+// A clock that has jumped ahead by hours ends nothing and promotes nothing until it is believed.
+func TestAClockThatHasJumpedEndsNoEntry(t *testing.T) {
+	for _, c := range []struct {
+		ahead time.Duration
+		held  int
+	}{{10 * time.Hour, 2}, {2 * time.Hour, 0}} {
+		f := newUsualFleet(t)
+		f.exec(`SELECT penstock.push('work', '{}', finish_by => clock_timestamp() + interval '1 ms')`)
+		f.exec(`SELECT penstock.push('work', '{}', due_at => clock_timestamp() + interval '1 ms')`)
+		f.exec(`SELECT pg_sleep(0.01)`)
+		clock := &duty.Clock{}
+		if err := clock.Check(time.Now().Add(-c.ahead)); err != nil {
+			t.Fatal(err)
+		}
+		lines := make(logged, 1)
+		cfg := maintenance.Config{
+			Pause: time.Millisecond, Clock: clock, Log: slog.New(slog.NewTextHandler(lines, nil)),
+		}
+		run(t, maintenance.NewDeadlines(f.pool, &term{db: f.pool}, cfg))
+		if c.held > 0 {
+			select {
+			case line := <-lines:
+				if !strings.Contains(line, "wait until the database's clock is believed") {
+					t.Errorf("logged: %s", line)
+				}
+			case <-time.After(time.Minute):
+				t.Error("no pass said that the clock has jumped")
+			}
+		}
+		held := func() int {
+			return f.count(`SELECT count(*) FROM penstock.entry WHERE status = 'initial' OR finish_by IS NOT NULL`)
+		}
+		eventually(t, "what is not held is done", func() bool { return held() == c.held })
+	}
 }
 
 // The clock was a year ahead for a moment, in which an entry was retried: it would wait for a year.
