@@ -23,7 +23,7 @@ const (
 	jainPoints   = 720             // an hour at one each five seconds
 	usageFresh   = 5 * time.Second // nodes report usage about every second
 	weightLeast  = 0.001           // bounds of the schema
-	weightMost   = 1000
+	weightMax    = 1000
 	halfLife     = 300.0 // seconds, of the usage that nodes report
 	serviceOfOne = halfLife / math.Ln2
 )
@@ -73,7 +73,7 @@ func (d *Dashboard) fairnessPages() {
 
 func weightOf(in form) (float64, error) {
 	weight, err := in.Float("weight")
-	if err != nil || weight != 0 && (weight < weightLeast || weight > weightMost) {
+	if err != nil || weight != 0 && (weight < weightLeast || weight > weightMax) {
 		return 0, fmt.Errorf("weight %q: want 0, or a number from 0.001 to 1000: %w", in.Get("weight"),
 			invalidation.ErrInvalid)
 	}

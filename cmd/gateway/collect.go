@@ -44,9 +44,9 @@ const (
 	// markRate bounds the CPU time of marking: 1 MiB in use takes some 0.7 ms. Stacks, sweeping and the page faults
 	// of memory that is taken again come on top of that.
 	markRate = 16 << 20 // bytes in use, a second
-	// releaseMost bounds the heaps whose free memory is given back at once, during which one thread does nothing else:
+	// releaseMax bounds the heaps whose free memory is given back at once, during which one thread does nothing else:
 	// a few ms. To larger ones the runtime itself does so, a little at a time.
-	releaseMost = 32 << 20
+	releaseMax = 32 << 20
 )
 
 // due says whether to collect now.
@@ -83,7 +83,7 @@ func (c *collector) run(ctx context.Context) {
 
 // collect collects garbage, and gives back to the system what is free of a heap that is not large.
 func collect(size uint64) {
-	if size > releaseMost {
+	if size > releaseMax {
 		runtime.GC()
 		return
 	}

@@ -89,7 +89,7 @@ func TestMemoryOfASmallHeapGoesBackToTheSystem(t *testing.T) {
 	garbage = bytes.Repeat([]byte{1}, size)
 	before := released()
 	garbage = nil
-	collect(releaseMost)
+	collect(releaseMax)
 	if after := released(); after < before+size/2 {
 		t.Errorf("%d MiB are released, want %d MiB more than the %d before", after>>20, size>>21, before>>20)
 	}

@@ -119,8 +119,8 @@ func (t TaskNode) marks() governor.Config {
 	}
 }
 
-// mibMost is how much memory an entry may need at most, as the setting needs of queues.
-const mibMost = 1e9
+// mibMax is how much memory an entry may need at most, as the setting needs of queues.
+const mibMax = 1e9
 
 // needs reads what entries are declared to use.
 func (t TaskNode) needs() (map[string]governor.Need, error) {
@@ -130,10 +130,10 @@ func (t TaskNode) needs() (map[string]governor.Need, error) {
 		cores, mebibytes, _ := strings.Cut(amounts, "/")
 		cpu, err := strconv.ParseFloat(cores, 64)
 		mib, err2 := strconv.ParseFloat(mebibytes, 64)
-		valid := cpu >= 0 && cpu <= governor.CPUMost && mib >= 0 && mib <= mibMost // NaN is not
+		valid := cpu >= 0 && cpu <= governor.CPUMost && mib >= 0 && mib <= mibMax // NaN is not
 		if queue == "" || err != nil || err2 != nil || !valid {
 			return nil, fmt.Errorf("tasknode.needs: %q is not queue=cores/MiB, as in thumbs=0.5/256, "+
-				"of up to %.0f cores and %.0f MiB", text, governor.CPUMost, mibMost)
+				"of up to %.0f cores and %.0f MiB", text, governor.CPUMost, mibMax)
 		}
 		needs[queue] = governor.Need{CPU: cpu, MemoryBytes: int64(mib * (1 << 20))}
 	}

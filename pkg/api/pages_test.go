@@ -37,12 +37,14 @@ func TestPagesReachTheLastRowOfAList(t *testing.T) {
 		{"/v1/gateway/batches?", `INSERT INTO penstock.gateway_batch (id, owner, flow, endpoint, input_file_id,
 		                              output_file_id, error_file_id, completion_window, expires_at, created_at)
 		                          SELECT 'b' || n, '', '', '', '', '', '', '', 'tomorrow', '2026-01-02T03:04:05.678901Z'`, []string{"id"}},
-		{"/v1/scale/minutes?model=m1&minutes=43200&", `
+		{
+			"/v1/scale/minutes?model=m1&minutes=43200&", `
 		     CREATE TABLE penstock.minute_ever PARTITION OF penstock.model_minute FOR VALUES FROM (MINVALUE) TO (MAXVALUE);
 		     INSERT INTO penstock.model_minute (minute, model, arrived, online, calls, busy_seconds, refused, starts,
 		         cold_seconds, waiting, running, base, raw, stabilised, desired, ready, starting)
 		     SELECT date_trunc('minute', now()) - n * interval '1 minute', 'm1', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0`,
-			[]string{"minute"}},
+			[]string{"minute"},
+		},
 	} {
 		w.exec(l.make + series)
 		seen, pages := map[string]bool{}, 0

@@ -120,7 +120,7 @@ func TestPartsOfEndedBatchesAreDeletedInBoundedNumbers(t *testing.T) {
 	b := newBed(t)
 	id := b.create(Batch{Items: numbers(1), Window: 1})
 	b.drain()
-	const parts = 2 * clearedMost
+	const parts = 2 * clearedMax
 	if _, err := b.pool.Exec(b.ctx, `INSERT INTO penstock.batch_part (batch_id, no, items, outcome, ended_at)
 		SELECT $1, g, '[1]', 'failed', now() FROM generate_series(2, $2) g`, id, parts); err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func TestPartsOfEndedBatchesAreDeletedInBoundedNumbers(t *testing.T) {
 		most := b.stepper.rows.Rows()
 		b.clear()
 		now := b.count(`SELECT count(*) FROM penstock.batch_part`)
-		if want := max(0, left-most); now != want || most > clearedMost {
+		if want := max(0, left-most); now != want || most > clearedMax {
 			t.Fatalf("a transaction of %d rows left %d of %d parts, want %d", most, now, left, want)
 		}
 		if left == parts { // a batch without its first parts cannot be run again

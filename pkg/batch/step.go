@@ -44,7 +44,7 @@ const retention = 30 * 24 * time.Hour
 const (
 	passBatches  = 100    // that a pass reads; it begins behind those of the pass before
 	clearedFirst = 500    // parts that are deleted in the first transaction that deletes
-	clearedMost  = 10_000 // and in any
+	clearedMax   = 10_000 // and in any
 
 	clearTime = 200 * time.Millisecond // that one takes; steps wait for it
 )
@@ -67,7 +67,7 @@ type Stepper struct {
 func NewStepper(db postgres.DB, fence duty.Fence, cfg Config) *Stepper {
 	return &Stepper{
 		cfg: cfg.withDefaults(), db: db, fence: fence,
-		rows: duty.Limit{First: clearedFirst, Max: clearedMost, Aim: clearTime},
+		rows: duty.Limit{First: clearedFirst, Max: clearedMax, Aim: clearTime},
 	}
 }
 

@@ -48,17 +48,17 @@ func (c *Client) Entry(ctx context.Context, id int64) (EntryState, error) {
 
 // Wait returns how an entry ended, as soon as it has, or when ctx ends.
 func (c *Client) Wait(ctx context.Context, id int64) (EntryState, error) {
-	return c.wait(ctx, RawRequest{Method: "GET", Path: entryPath(id) + "?wait=" + c.waitMost()})
+	return c.wait(ctx, RawRequest{Method: "GET", Path: entryPath(id) + "?wait=" + c.waitMax()})
 }
 
 // WaitOwn is Wait for an answer of Push or PushMany, which scope push allows.
 func (c *Client) WaitOwn(ctx context.Context, p Pushed) (EntryState, error) {
-	query := url.Values{"wait": {c.waitMost()}, "flow": {p.Flow}}
+	query := url.Values{"wait": {c.waitMax()}, "flow": {p.Flow}}
 	return c.wait(ctx, RawRequest{Method: "GET", Path: entryPath(p.ID) + "?" + query.Encode(), Key: p.Key})
 }
 
-// waitMost is how long a request asks the server to wait: so long that its answer comes within the time limit of HTTP.
-func (c *Client) waitMost() string {
+// waitMax is how long a request asks the server to wait: so long that its answer comes within the time limit of HTTP.
+func (c *Client) waitMax() string {
 	most := 30 * time.Second
 	if limit := c.cfg.HTTP.Timeout; limit > 0 {
 		most = min(most, limit/2)

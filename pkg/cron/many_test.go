@@ -20,7 +20,7 @@ type pushingFence struct {
 	push          func() error
 	fired, pushed time.Duration
 	transactions  int
-	rowsMost      int64 // the most rows that a transaction read
+	rowsMax       int64 // the most rows that a transaction read
 }
 
 // rowsReadSQL counts the rows of tables that the session has read and not yet reported to the statistics.
@@ -41,7 +41,7 @@ func (f *pushingFence) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 			return err
 		}
 		err := tx.QueryRow(ctx, rowsReadSQL).Scan(&after)
-		f.rowsMost = max(f.rowsMost, after-before)
+		f.rowsMax = max(f.rowsMax, after-before)
 		return err
 	})
 	f.fired += time.Since(began)
@@ -59,9 +59,9 @@ func (f *pushingFence) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 // thousand.
 func TestTimedManyDueJobsFireInBatchesThatCostAFewPushes(t *testing.T) {
 	const (
-		batch    = 2000
-		rowsMost = 20 // for a job; 16 are read. A batch that read all due jobs would read 10 more
-		timeMost = 15 // times that of a push; 6 to 7 are measured, beside other work as well
+		batch   = 2000
+		rowsMax = 20 // for a job; 16 are read. A batch that read all due jobs would read 10 more
+		timeMax = 15 // times that of a push; 6 to 7 are measured, beside other work as well
 	)
 	jobs := 10 * batch
 	if text := os.Getenv("CRON_JOBS"); text != "" {
@@ -93,17 +93,17 @@ func TestTimedManyDueJobsFireInBatchesThatCostAFewPushes(t *testing.T) {
 	if err := e.fireDue(b.ctx); err != nil {
 		t.Fatal(err)
 	}
-	perJob, ratio := float64(fence.rowsMost)/batch, fence.fired.Seconds()/fence.pushed.Seconds()
+	perJob, ratio := float64(fence.rowsMax)/batch, fence.fired.Seconds()/fence.pushed.Seconds()
 	t.Logf("%d jobs fired in %v and %d transactions, %.2f times the time of pushes of as many entries; %.1f rows read for a job",
 		jobs, fence.fired.Round(time.Millisecond), fence.transactions, ratio, perJob)
 	if want := jobs/batch + 1; fence.transactions != want {
 		t.Errorf("%d transactions, want %d: full batches, and one that finds nothing", fence.transactions, want)
 	}
-	if perJob > rowsMost {
-		t.Errorf("a batch read %.1f rows for each of its jobs, want %d at most", perJob, rowsMost)
+	if perJob > rowsMax {
+		t.Errorf("a batch read %.1f rows for each of its jobs, want %d at most", perJob, rowsMax)
 	}
-	if ratio > timeMost {
-		t.Errorf("firing took %.2f times what pushes of as many entries took, want %d at most", ratio, timeMost)
+	if ratio > timeMax {
+		t.Errorf("firing took %.2f times what pushes of as many entries took, want %d at most", ratio, timeMax)
 	}
 	for contents, sql := range map[string]string{
 		"firings": `SELECT count(*) FROM penstock.cron_firing`,

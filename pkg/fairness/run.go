@@ -27,12 +27,12 @@ const (
 	// shareNodes is how many nodes may have an exchange in progress for a twentieth of the time each, so that the
 	// exchanges of all nodes take one session's time.
 	shareNodes = 20
-	shareMost  = time.Minute
+	shareMax   = time.Minute
 )
 
 // sharePause is the pause after an exchange that took so long, with so many live nodes.
 func sharePause(took time.Duration, nodes int) time.Duration {
-	return max(shareEvery, min(took*time.Duration(max(shareNodes, nodes)), shareMost))
+	return max(shareEvery, min(took*time.Duration(max(shareNodes, nodes)), shareMax))
 }
 
 // NewRanker returns a ranker that shares usage through db.

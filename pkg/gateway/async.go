@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// waitMost bounds how long a client may wait for an entry on its connection.
-const waitMost = 10 * time.Minute
+// waitMax bounds how long a client may wait for an entry on its connection.
+const waitMax = 10 * time.Minute
 
 // prefers reads the header Prefer (RFC 7240): respond-async, and with it how long the client waits for the
 // answer; 0: it does not. A wait that is no number of seconds is left out, as unknown preferences are.
@@ -29,7 +29,7 @@ func prefers(h http.Header) (async bool, wait time.Duration) {
 				async = true
 			case "wait":
 				if n, err := strconv.Atoi(strings.TrimSpace(value)); err == nil && n > 0 {
-					wait = min(time.Duration(min(n, 86_400))*time.Second, waitMost)
+					wait = min(time.Duration(min(n, 86_400))*time.Second, waitMax)
 				}
 			}
 		}
@@ -122,8 +122,8 @@ func (s *serving) payload() (json.RawMessage, error) {
 		"the payloads of entries of model %q fill a template: send the call without Prefer: respond-async", model.Name)
 }
 
-// keyMost bounds the idempotency key of a request that becomes an entry, in bytes.
-const keyMost = 255
+// keyMax bounds the idempotency key of a request that becomes an entry, in bytes.
+const keyMax = 255
 
 // accepted is the answer to a request that became an entry.
 type accepted struct {
@@ -141,9 +141,9 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 			"this gateway has no queue to put the request into")
 	}
 	key := s.r.Header.Get("Idempotency-Key")
-	if len(key) > keyMost || !utf8.ValidString(key) {
+	if len(key) > keyMax || !utf8.ValidString(key) {
 		return bad(http.StatusBadRequest, "invalid_header", "idempotency-key",
-			"idempotency-key has more than %d bytes, or is not UTF-8", keyMost)
+			"idempotency-key has more than %d bytes, or is not UTF-8", keyMax)
 	}
 	body, err := s.payload()
 	if err != nil {

@@ -7,13 +7,13 @@ import (
 )
 
 // An instance whose calls fail at once has room again and again, and would draw all that waits to itself. It fails when
-// faultsMost calls did so with no success in between, while another one is sound: it gets one call a second then, and
+// faultsMax calls did so with no success in between, while another one is sound: it gets one call a second then, and
 // fewer the longer it fails, until one succeeds.
 const (
-	faultFast  = 2 * time.Second // a call that lasted longer has not failed at once
-	faultsMost = 3
-	faultMin   = time.Second // between two calls of an instance that fails; twice as long each time
-	faultMax   = 15 * time.Second
+	faultFast = 2 * time.Second // a call that lasted longer has not failed at once
+	faultsMax = 3
+	faultMin  = time.Second // between two calls of an instance that fails; twice as long each time
+	faultMax  = 15 * time.Second
 )
 
 // judge takes in what the end of a call says of its instance.
@@ -50,7 +50,7 @@ func (p *Pool) fault(now time.Time, r *Request, i *instance) {
 	i.faults++
 	switch {
 	case i.failing && !r.trial: // it began with those that have shown it
-	case i.faults >= faultsMost && p.fleet.sound(i):
+	case i.faults >= faultsMax && p.fleet.sound(i):
 		i.failing = true
 		i.backoff.Grow(now, faultMin, faultMax)
 	}
@@ -64,7 +64,7 @@ func (p *Pool) acquit(r *Request, other *instance) {
 		if i == nil || i == other {
 			continue // it is gone, or was asked twice
 		}
-		if i.faults = max(0, i.faults-1); i.faults < faultsMost {
+		if i.faults = max(0, i.faults-1); i.faults < faultsMax {
 			i.heal()
 		}
 	}

@@ -153,14 +153,14 @@ type affinityEntry struct {
 }
 
 const (
-	affinityMost  = 100_000 // remembered keys of a pool
+	affinityMax   = 100_000 // remembered keys of a pool
 	prefixBlock   = 1 << 10 // bytes
 	prefixBlocks  = 70
 	prefixMinimum = 2 // blocks that must agree: one is mostly a system prompt's beginning
 )
 
 func newAffinity() *affinity {
-	return &affinity{entries: map[uint64]*list.Element{}, order: list.New(), most: affinityMost}
+	return &affinity{entries: map[uint64]*list.Element{}, order: list.New(), most: affinityMax}
 }
 
 // find returns the instance that the request's session, cache key or longest known prefix went to.

@@ -11,8 +11,8 @@ type retryBudget struct {
 }
 
 const (
-	retryCost = 10  // tenths
-	retryMost = 100 // that are saved up
+	retryCost     = 10  // tenths
+	retrySavedMax = 100 // that are saved up
 )
 
 func (b *retryBudget) earn() {
@@ -24,7 +24,7 @@ func (b *retryBudget) earn() {
 func (b *retryBudget) allow() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.spent+retryCost > retryMost {
+	if b.spent+retryCost > retrySavedMax {
 		return false
 	}
 	b.spent += retryCost

@@ -294,8 +294,8 @@ const savedVersion = 9
 // StateKept is how old a snapshot may be.
 const StateKept = 15 * time.Minute
 
-// aheadMost is by how much the clock of this machine may have been set back since a snapshot was written.
-const aheadMost = time.Minute
+// aheadMax is by how much the clock of this machine may have been set back since a snapshot was written.
+const aheadMax = time.Minute
 
 // Write stores the snapshot, readable by its owner alone.
 func (s SavedState) Write(path string) error {
@@ -331,7 +331,7 @@ func ReadSavedState(path string, now time.Time) (SavedState, error) {
 	switch age := now.Sub(s.At); {
 	case age > StateKept:
 		return s, fmt.Errorf("snapshot %s is %s old, more than %s", path, age.Round(time.Second), StateKept)
-	case age < -aheadMost:
+	case age < -aheadMax:
 		return s, fmt.Errorf("snapshot %s is of a time %s ahead: how old it is cannot be known", path,
 			(-age).Round(time.Second))
 	}

@@ -134,9 +134,9 @@ type job struct {
 }
 
 const (
-	kvMost      = 60_000 // tokens
+	kvMax       = 60_000 // tokens
 	prefillRate = 12_000 // tokens a second
-	batchMost   = 64
+	batchMax    = 64
 	tick        = 5 * time.Millisecond
 	ttftMax     = 2 * time.Second // that a client waits for its first token, beside prefill
 	tpotMax     = 80 * time.Millisecond
@@ -144,7 +144,7 @@ const (
 
 // step moves the engine on by one tick.
 func (e *engine) step(now time.Duration) {
-	for len(e.waiting) > 0 && len(e.running) < batchMost && e.kv+e.waiting[0].in < kvMost {
+	for len(e.waiting) > 0 && len(e.running) < batchMax && e.kv+e.waiting[0].in < kvMax {
 		j := e.waiting[0]
 		e.waiting = e.waiting[1:]
 		j.prefill, j.made = float64(j.in), 0
@@ -177,7 +177,7 @@ func (e *engine) step(now time.Duration) {
 			j.done(j, now)
 		}
 	}
-	for e.kv > kvMost && len(e.running) > 1 {
+	for e.kv > kvMax && len(e.running) > 1 {
 		j := e.running[len(e.running)-1]
 		e.leave(j)
 		e.waiting = append([]*job{j}, e.waiting...)
@@ -288,7 +288,7 @@ func (l *loop) tick(now time.Duration) {
 	for {
 		var all float64
 		for _, e := range l.engines {
-			all += max(float64(len(e.waiting))/5, float64(e.kv)/kvMost/0.8)
+			all += max(float64(len(e.waiting))/5, float64(e.kv)/kvMax/0.8)
 		}
 		if all/float64(len(l.engines)) >= 1 {
 			break
@@ -339,7 +339,7 @@ func newPooled(w *world, slots int, change func(*PoolPolicy)) *pooled {
 func (x *pooled) probe(now time.Duration) {
 	var list []InstanceState
 	for _, e := range x.engines {
-		queued, kv := len(e.waiting), float64(e.kv)/kvMost
+		queued, kv := len(e.waiting), float64(e.kv)/kvMax
 		list = append(list, InstanceState{ID: e.id, Slots: x.slots, Usable: true, At: x.epoch.Add(now), Queued: &queued, KV: &kv})
 	}
 	x.pool.SetInstances(x.epoch.Add(now), list)
@@ -395,7 +395,7 @@ func TestUnracedSimulatorComparesRouters(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const engines, slots = 4, batchMost
+	const engines, slots = 4, batchMax
 	good := map[string]float64{}
 	t.Logf("%-22s %8s %8s %8s %10s %10s", "router", "goodput", "refused", "late", "TTFT p50", "p99")
 	for _, c := range []struct {

@@ -143,10 +143,10 @@ func (c *caller) othersDid(now time.Time, sum elsewhere) {
 		return
 	}
 	// It comes off what this gateway admits, but for what would take too long.
-	owed := min(sum.admitted, max(owedMost.Seconds()*c.Rate, float64(sum.gateways)))
+	owed := min(sum.admitted, max(owedMax.Seconds()*c.Rate, float64(sum.gateways)))
 	c.use.requests.Take(now, c.requestRate(), owed)
 }
 
-// owedMost bounds for how long a token is refused for what other gateways have admitted since their last reports,
+// owedMax bounds for how long a token is refused for what other gateways have admitted since their last reports,
 // if that was more than a request of each.
-const owedMost = 30 * time.Second
+const owedMax = 30 * time.Second

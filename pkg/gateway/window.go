@@ -155,9 +155,9 @@ func tokenCounts(text []byte) (in, out int64) {
 		}
 		switch string(key) {
 		case `"prompt_tokens"`, `"input_tokens"`:
-			in = max(in, min(n, worker.TokensMost))
+			in = max(in, min(n, worker.TokensMax))
 		case `"completion_tokens"`, `"output_tokens"`:
-			out = max(out, min(n, worker.TokensMost))
+			out = max(out, min(n, worker.TokensMax))
 		}
 	})
 	if err != nil {

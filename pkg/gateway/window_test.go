@@ -69,7 +69,7 @@ func TestUsageIsTheLastOneWithCounts(t *testing.T) {
 		`{"usage":{"prompt_tokens":3}} {"usage":{"prompt_tokens":4}}`:                             {4, 0},
 		`{"usage":{"prompt_tokens":"3"}}`:                                                         {0, 0},
 		`{"usage":{"prompt_tokens":-3}}`:                                                          {0, 0},
-		`{"usage":{"prompt_tokens":9223372036854775807,"completion_tokens":9223372036854775807}}`: {worker.TokensMost, worker.TokensMost},
+		`{"usage":{"prompt_tokens":9223372036854775807,"completion_tokens":9223372036854775807}}`: {worker.TokensMax, worker.TokensMax},
 		`{"usage":{"prompt_tokens":3`:                                                             {0, 0},
 		`{"usage":`:                                                                               {0, 0},
 		`{}`:                                                                                      {0, 0},

@@ -28,7 +28,7 @@ func rankCandidates(candidates []candidate, affinity string, mayWait bool) (orde
 		switch {
 		case c.idle > 0 && fits:
 			mayWait, await = false, 0
-		case fits && mayWait && c.awaited < awaitedMost*c.busy:
+		case fits && mayWait && c.awaited < awaitedMax*c.busy:
 			await = c.id
 		}
 		if c.idle > 0 {
@@ -69,7 +69,7 @@ func (c candidate) pressure() int {
 	return 0
 }
 
-// awaitedMost is how many may wait for a busy slot while others idle.
-const awaitedMost = 4
+// awaitedMax is how many may wait for a busy slot while others idle.
+const awaitedMax = 4
 
 func (c candidate) load() float64 { return float64(c.busy) / float64(c.busy+c.idle) }

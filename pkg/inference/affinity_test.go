@@ -36,7 +36,7 @@ func TestRankingPrefersWhatIsLoadedAndWaitsForNothingElse(t *testing.T) {
 		order, await := rankCandidates(candidates, affinity, mayWait)
 		if await != 0 {
 			s := candidates[await-1]
-			if !mayWait || affinity == "" || s.loaded != affinity || s.awaited >= awaitedMost*s.busy || len(order) > 0 {
+			if !mayWait || affinity == "" || s.loaded != affinity || s.awaited >= awaitedMax*s.busy || len(order) > 0 {
 				t.Fatalf("%q waits for %+v, may wait %t", affinity, s, mayWait)
 			}
 		}

@@ -7,12 +7,12 @@ import (
 
 // Bounds on what an entry may cost without paying for it.
 const (
-	freeMost     = 10               // runs of one entry on a node that are put down to instances
-	lossMost     = 3                // runs that end with the device lost
-	oomMost      = 5                // runs that end out of memory
-	harmedMost   = 2                // instances of which this happened to it
+	freeMax      = 10               // runs of one entry on a node that are put down to instances
+	lossMax      = 3                // runs that end with the device lost
+	oomMax       = 5                // runs that end out of memory
+	harmedMax    = 2                // instances of which this happened to it
 	servedWithin = 10 * time.Minute // another entry must have been served, for an entry to be refused by all
-	blamedMost   = 100_000          // entries remembered
+	blamedMax    = 100_000          // entries remembered
 )
 
 // blame remembers which entries instances were excused for: an instance that is ill must not cost
@@ -45,7 +45,7 @@ func newBlame() *blame {
 // of is called with mu held.
 func (b *blame) of(entry string) *blamed {
 	if b.entries[entry] == nil {
-		if len(b.entries) >= blamedMost {
+		if len(b.entries) >= blamedMax {
 			clear(b.entries)
 		}
 		b.entries[entry] = &blamed{excused: map[int32]bool{}, misrouted: map[int32]bool{}}
@@ -60,7 +60,7 @@ func (b *blame) free(entry string, instance int32) bool {
 	of := b.of(entry)
 	of.free++
 	of.excused[instance] = true
-	return of.free <= freeMost
+	return of.free <= freeMax
 }
 
 func (b *blame) misrouted(entry string, instance int32) {

@@ -274,15 +274,15 @@ func (b *breaker) open(now time.Time, c *circuit, reason string) {
 	c.openUntil, c.probing, c.reason = now.Add(c.quarantine), false, worker.Clip(reason)
 }
 
-// samplesMost bounds memory; more of a busy instance would not change the verdict.
-const samplesMost = 256
+// samplesMax bounds memory; more of a busy instance would not change the verdict.
+const samplesMax = 256
 
 func (c *circuit) add(now time.Time, s sample) {
 	first := 0
 	for first < len(c.samples) && now.Sub(c.samples[first].at) > judgedFor {
 		first++
 	}
-	first = max(first, len(c.samples)+1-samplesMost)
+	first = max(first, len(c.samples)+1-samplesMax)
 	c.samples = append(c.samples[:0:0], c.samples[first:]...)
 	c.samples = append(c.samples, s)
 }

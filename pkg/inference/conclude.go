@@ -195,7 +195,7 @@ func (d *dispatch) result(ctx context.Context, o worker.Outcome) (json.RawMessag
 		switch cause := context.Cause(ctx); {
 		case errors.Is(cause, invalidation.ErrLeaseLost) || errors.Is(cause, invalidation.ErrCancelled):
 			return nil, fmt.Errorf("%w (%w)", cause, err)
-		case len(o.Result) <= inlineMost:
+		case len(o.Result) <= inlineMax:
 			return o.Result, nil
 		}
 		return nil, invalidation.WithClass("store", err)
@@ -205,7 +205,7 @@ func (d *dispatch) result(ctx context.Context, o worker.Outcome) (json.RawMessag
 const (
 	storeRetryMin = 500 * time.Millisecond // between attempts to store a result, or a run
 	storeRetryMax = 30 * time.Second
-	inlineMost    = 8 << 20 // bytes of a result that stand in its row when the object store is not to be had
+	inlineMax     = 8 << 20 // bytes of a result that stand in its row when the object store is not to be had
 )
 
 // pause waits for d, or until ctx ends.
@@ -272,7 +272,7 @@ func (d *dispatch) unknownOutcome(reason string) error {
 
 // meta is what is kept beside the outcome.
 func (d *dispatch) meta(o worker.Outcome) json.RawMessage {
-	if len(o.Metrics) > metricsMost || invalidation.CheckJSON(o.Metrics) != nil {
+	if len(o.Metrics) > metricsMax || invalidation.CheckJSON(o.Metrics) != nil {
 		o.Metrics = nil
 	}
 	text, err := json.Marshal(struct {
@@ -306,7 +306,7 @@ func (d *dispatch) meta(o worker.Outcome) json.RawMessage {
 		Outcome: o.Kind.String(), Status: o.StatusCode, Remote: d.remote(),
 		Reattached: d.saved != nil && d.saved.Token != d.call.Token, Metrics: o.Metrics,
 		GPUMS: d.used.GPU.Milliseconds(), TokensIn: d.used.Tokens.In, Cached: d.used.Tokens.Cached,
-		TokensOut: d.used.Tokens.Out, Logs: tail(o.Logs, logsMost),
+		TokensOut: d.used.Tokens.Out, Logs: tail(o.Logs, logsMax),
 	})
 	if err != nil {
 		return nil // the worker's metrics were no JSON
@@ -314,11 +314,11 @@ func (d *dispatch) meta(o worker.Outcome) json.RawMessage {
 	return text
 }
 
-// metricsMost is how many bytes of a worker's own metrics are kept beside the outcome.
-const metricsMost = 16 << 10
+// metricsMax is how many bytes of a worker's own metrics are kept beside the outcome.
+const metricsMax = 16 << 10
 
-// logsMost is how many bytes of a run's logs are kept beside its outcome.
-const logsMost = 4 << 10
+// logsMax is how many bytes of a run's logs are kept beside its outcome.
+const logsMax = 4 << 10
 
 // tail returns the end of a text, as a valid one.
 func tail(text string, most int) string {

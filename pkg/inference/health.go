@@ -200,20 +200,20 @@ func (p *Prober) renew(ctx context.Context, running ...int32) {
 	p.renewing.Note(ctx, p.log, slog.LevelWarn, "renew claims on probes", err)
 }
 
-// silentMost is for how long the database may be without an answer, where probes are not further apart, until leases
+// silentMax is for how long the database may be without an answer, where probes are not further apart, until leases
 // that have lapsed may be those of nodes that live.
-const silentMost = 3 * time.Second
+const silentMax = 3 * time.Second
 
-// stepMost is how far the database's clock may go ahead of the time that has passed, as clocks that are slewed do.
-const stepMost = 2 * time.Second
+// stepMax is how far the database's clock may go ahead of the time that has passed, as clocks that are slewed do.
+const stepMax = 2 * time.Second
 
 // heard notes that the database has answered a statement with the time of its clock. Of two readings at least the
 // difference between their times less the time from the sending of the first to the answer to the second is a step.
 func (p *Prober) heard(sent, came, clock time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	away := came.Sub(p.answered) > max(silentMost, p.claimFor())
-	stepped := clock.Sub(p.clock)-came.Sub(p.asked) > stepMost
+	away := came.Sub(p.answered) > max(silentMax, p.claimFor())
+	stepped := clock.Sub(p.clock)-came.Sub(p.asked) > stepMax
 	if !p.answered.IsZero() && (away || stepped) {
 		p.returned = came
 	}

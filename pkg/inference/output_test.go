@@ -82,7 +82,7 @@ func TestHoursOfOutputAreDropped(t *testing.T) {
 	}
 	_, err = b.pool.Exec(b.ctx, `INSERT INTO penstock.output (queue_id, entry_id, token, attempt, seq, data, at)
 		SELECT q.id, 2, 1, 1, n, 'x', (SELECT min(at) FROM `+old+`) FROM penstock.queue q, generate_series(1, $1) n
-		 WHERE q.name = 'other'`, 2*outputMost+1)
+		 WHERE q.name = 'other'`, 2*outputMax+1)
 	b.must(err)
 	b.must(newSweeper(usualTuning(), b.pool, nil, quiet).sweepOutput(b.ctx, time.Hour))
 	if n := rows(old); n != 100 {

@@ -27,7 +27,7 @@ func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		d.held = d.pool.assignOn(endpoint) // its slot was freed: the run is counted on another
 	}
 	if d.held == nil {
-		if err == nil && old.Remote == "" && !known && old.Age >= runMost(d.model) {
+		if err == nil && old.Remote == "" && !known && old.Age >= runMax(d.model) {
 			d.forget(ctx, old) // no run lasts so long
 			return d.submit(ctx)
 		}
@@ -50,7 +50,7 @@ func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		// because of this very run, or cannot be reached is true of the question alone. A failure is an answer, also
 		// one that the entry does not pay for.
 		o := d.exchange(ctx)
-		if d.notRun && old.Age < runMost(d.model) {
+		if d.notRun && old.Age < runMax(d.model) {
 			o.MaybeRunning, d.unreachable = true, true
 		}
 		return d.conclude(ctx, o)
@@ -76,7 +76,7 @@ func (d *dispatch) takeOver(old *remoteRun, known bool) {
 			ran += time.Since(old.Found) // it went on while its slot was adopted
 		}
 		// It may have ended long ago. Where the clock of the database was set back, it has not begun yet.
-		d.before = max(0, min(ran, runMost(d.model)))
+		d.before = max(0, min(ran, runMax(d.model)))
 	}
 }
 

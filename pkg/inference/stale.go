@@ -32,7 +32,7 @@ func (p *Prober) trusted(orphans []slot.Orphan, now time.Time) []slot.Orphan {
 // oldest go first: which slot an anonymous count belongs to cannot be known, but how many are in
 // use can.
 func staleOrphans(orphans []slot.Orphan, h worker.Health, e *Endpoint, grace time.Duration) (stale []int64) {
-	longest := runMost(e.Model)
+	longest := runMax(e.Model)
 	stops := e.Model.CloseEndsRun()
 	active := running(h, e)
 	var settled []slot.Orphan
@@ -66,8 +66,8 @@ const deadGrace = time.Second
 
 func byAge(a, b slot.Orphan) int { return cmp.Compare(b.Age, a.Age) }
 
-// runMost is how long a run of the model can last after its caller is gone.
-func runMost(m worker.Model) time.Duration {
+// runMax is how long a run of the model can last after its caller is gone.
+func runMax(m worker.Model) time.Duration {
 	if m.Type == worker.TypeAsync {
 		return m.MaxPollTime.Duration() + m.Timeouts.Start.Duration()
 	}

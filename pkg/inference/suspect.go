@@ -20,12 +20,12 @@ import (
 //  2. Suspects run one at a time at an instance, and one that was running during two losses runs alone there. What
 //     finds no instance so goes back unspent: a run does not wait for one.
 //  3. The loss is harm of the entry if its call was alone, the device had served before, and no other entry lost it
-//     since. lossMost times, or on harmedMost instances, end the entry.
-//  4. Any other loss costs the entry nothing, freeMost times on a node, and an attempt from then on.
+//     since. lossMax times, or on harmedMax instances, end the entry.
+//  4. Any other loss costs the entry nothing, freeMax times on a node, and an attempt from then on.
 //
 // So an entry is not ended because a neighbour loses the device: by 3 it was alone, and before it pays by 4 it has been
 // kept apart from that neighbour, and has left the device to others. And an entry that always loses the device ends: by
-// 3 if it is the only one or others are served in between, else by 4 after freeMost runs on each node and those that
+// 3 if it is the only one or others are served in between, else by 4 after freeMax runs on each node and those that
 // its queue allows, whichever other entries there are.
 
 // caution is what an entry asks of an instance because of what its calls before came to.
@@ -118,7 +118,7 @@ func (b *blame) knowLosses(entry string, losses int) {
 // deviceOf is called with mu held.
 func (b *blame) deviceOf(instance int32) *device {
 	if b.devices[instance] == nil {
-		if len(b.devices) >= blamedMost {
+		if len(b.devices) >= blamedMax {
 			clear(b.devices)
 		}
 		b.devices[instance] = &device{}
@@ -159,7 +159,7 @@ func (b *blame) unproven(exclude map[int32]bool, within time.Duration, now time.
 // slotRequest says what the entry needs of a slot, on an instance that is not excluded.
 func (d *dispatch) slotRequest(exclude map[int32]bool) slotRequest {
 	r := slotRequest{
-		affinity: d.affinity(), exclude: exclude, caution: d.blame.caution(d.call.Entry), reserve: runMost(d.model),
+		affinity: d.affinity(), exclude: exclude, caution: d.blame.caution(d.call.Entry), reserve: runMax(d.model),
 	}
 	if r.caution > together {
 		r.exclude = d.blame.unproven(exclude, d.tuning.suspectWait, time.Now())
@@ -249,8 +249,8 @@ func (d *dispatch) countHarm(ctx context.Context, class worker.Class, l loss) er
 	switch {
 	case err != nil:
 		return err
-	case lost && instances < harmedMost && times < lossMost:
-	case !lost && instances < harmedMost && times < oomMost:
+	case lost && instances < harmedMax && times < lossMax:
+	case !lost && instances < harmedMax && times < oomMax:
 	case lost:
 		d.poison = invalidation.Permanent(invalidation.WithClass("poison",
 			fmt.Errorf("%d runs of it alone on %d instances ended with the device lost", times, instances)))

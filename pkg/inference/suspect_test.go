@@ -189,7 +189,7 @@ func TestLongBacklogOutlivesADeviceThatFailsWhileItsHealthIsWell(t *testing.T) {
 
 // Entries that lose the device each time end, also where nothing else is served, and however many they are.
 func TestLongEntriesThatLoseTheDeviceEndThoughNothingElseRuns(t *testing.T) {
-	for _, c := range []struct{ killers, most int }{{1, lossMost}, {2, freeMost + 1}} {
+	for _, c := range []struct{ killers, most int }{{1, lossMax}, {2, freeMax + 1}} {
 		t.Run(fmt.Sprintf("%d of them", c.killers), func(t *testing.T) {
 			b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
 			b.alter(map[string]any{"retry": map[string]any{"max_attempts": 1}})

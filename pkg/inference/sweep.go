@@ -94,8 +94,8 @@ const (
 	makeOutputSQL  = `SELECT penstock.make_output_partitions()` // which sweep_output does as well
 	readClockSQL   = `SELECT clock_timestamp()`
 
-	outputMost = 10_000      // rows that a statement deletes
-	outputFor  = time.Second // a sweep: probes wait meanwhile
+	outputMax = 10_000      // rows that a statement deletes
+	outputFor = time.Second // a sweep: probes wait meanwhile
 )
 
 // sweepOutput drops output that is not kept, with one statement or, while rows are left, as many as begin within the
@@ -113,8 +113,8 @@ func (s *sweeper) sweepOutput(ctx context.Context, most time.Duration) error {
 			return errors.Join(err, failed)
 		}
 		var gone int64
-		err := s.db.QueryRow(ctx, sweepOutputSQL, outputMost).Scan(&gone)
-		if err != nil || gone < outputMost {
+		err := s.db.QueryRow(ctx, sweepOutputSQL, outputMax).Scan(&gone)
+		if err != nil || gone < outputMax {
 			return err
 		}
 	}

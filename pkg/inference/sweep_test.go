@@ -42,7 +42,7 @@ func TestSweepsLockTheTableOfTheirQueueAlone(t *testing.T) {
 		b.must(err)
 		_, err = tx.Exec(b.ctx, sweepHarmSQL)
 		b.must(err)
-		_, err = tx.Exec(b.ctx, sweepOutputSQL, outputMost)
+		_, err = tx.Exec(b.ctx, sweepOutputSQL, outputMax)
 		b.must(err)
 		b.must(tx.QueryRow(b.ctx, `
 SELECT count(DISTINCT l.relation) FROM pg_locks l JOIN pg_inherits i ON i.inhrelid = l.relation

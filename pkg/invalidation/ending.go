@@ -59,12 +59,12 @@ func Fail(l *Lock, e EntryID, f Failure, ran time.Duration) Ending {
 // position, and is not claimed before delay has passed, a day at most, by the database's clock. Make it the last
 // ending of the lock: the entries behind keep their order only if they are handed back with it.
 func Release(l *Lock, e EntryID, delay time.Duration) Ending {
-	return Ending{Lock: l, Entry: e, verb: verbRelease, delay: min(delay, releaseMost)}
+	return Ending{Lock: l, Entry: e, verb: verbRelease, delay: min(delay, releaseMax)}
 }
 
-// releaseMost bounds the delay of a release, so that penstock.ready_now can tell a time of before the database's clock
+// releaseMax bounds the delay of a release, so that penstock.ready_now can tell a time of before the database's clock
 // was set back.
-const releaseMost = 24 * time.Hour
+const releaseMax = 24 * time.Hour
 
 // Postpone ends a run that spends no attempt; the entry becomes due after delay, by the database's clock.
 // Later entries of its key may run before it, as before a retry.

@@ -51,7 +51,7 @@ type Hinter struct {
 
 	mu           sync.Mutex
 	tells        map[int32]*telling // of queues that were hinted of late
-	tellsMost    int                // of which those that have nothing to tell are forgotten
+	tellsMax     int                // of which those that have nothing to tell are forgotten
 	carryAgainAt time.Time          // until when no push carries hints
 	wake         chan struct{}
 	carrying     sync.Mutex // held by the push that carries hints
@@ -220,7 +220,7 @@ func (h *Hinter) stopCarrying() {
 func (h *Hinter) about(queue int32) *telling {
 	t := h.tells[queue]
 	if t == nil {
-		if len(h.tells) >= max(tellsFew, h.tellsMost) {
+		if len(h.tells) >= max(tellsFew, h.tellsMax) {
 			h.forget(time.Now())
 		}
 		t = &telling{}
@@ -239,7 +239,7 @@ func (h *Hinter) forget(now time.Time) {
 	maps.DeleteFunc(h.tells, func(_ int32, t *telling) bool {
 		return !t.due && t.sent.Wait(now, h.rate, h.rate.Burst) == 0
 	})
-	h.tellsMost = 2 * len(h.tells)
+	h.tellsMax = 2 * len(h.tells)
 }
 
 // wait is how long a queue must wait until it may hint again; 0: it may.

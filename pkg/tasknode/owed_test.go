@@ -55,7 +55,7 @@ func TestATurnOfALowBandIsItsShareOfWhatRuns(t *testing.T) {
 	n.holdings.noteDone(s, time.Minute, 60, 30, true)
 	for owed, want := range map[float64]int{0: claimMax, 1e-300: 1, 29: 1, 100: 3, 1e9: claimMax} {
 		l.ranked.Owed = owed
-		if got := n.claimMost(l); got != want {
+		if got := n.claimLimit(l); got != want {
 			t.Errorf("a band that is owed %v may claim %d locks that cost 30, want %d", owed, got, want)
 		}
 	}

@@ -29,7 +29,7 @@ const claimMax = 500
 // reserve reserves as many locks of the lane's queue as may be claimed now.
 func (n *Node) reserve(l *laneLease) (reservation, refusal) {
 	r := reservation{node: n, queue: l.served}
-	places := n.holdings.reserve(l.served, l.queue.Config.MaxConcurrentPerNode, n.claimMost(l))
+	places := n.holdings.reserve(l.served, l.queue.Config.MaxConcurrentPerNode, n.claimLimit(l))
 	if places == 0 {
 		n.cfg.Observer.Refused(l.served.name, "queue_limit")
 		return r, refusedByLimit
@@ -55,8 +55,8 @@ func (n *Node) reserve(l *laneLease) (reservation, refusal) {
 	return r, refusedNot
 }
 
-// claimMost is how many locks a claim brings at most: a lane of a lower band that is owed its share no more than that.
-func (n *Node) claimMost(l *laneLease) int {
+// claimLimit is how many locks a claim brings at most: a lane of a lower band that is owed its share no more than that.
+func (n *Node) claimLimit(l *laneLease) int {
 	if l.ranked.Owed == 0 {
 		return claimMax
 	}

@@ -32,8 +32,8 @@ func (n *Node) processAll(next func() *job, done func()) {
 }
 
 const (
-	threadsMost = 4096        // to which a node grows by itself
-	growEvery   = time.Second // between questions how many threads are needed
+	threadsMax = 4096        // to which a node grows by itself
+	growEvery  = time.Second // between questions how many threads are needed
 )
 
 // growLoop adds processing threads as more are needed, until ctx ends.
@@ -56,7 +56,7 @@ func (n *Node) growLoop(ctx context.Context) {
 // the runs that a node may have begun since its last heartbeat by the number of its threads.
 func (n *Node) grow(ctx context.Context, wanted int) error {
 	before := n.Threads()
-	more := min(wanted, threadsMost) - before
+	more := min(wanted, threadsMax) - before
 	if more <= 0 {
 		return nil
 	}

@@ -86,9 +86,9 @@ type deliveryOutcome struct {
 	Took       time.Duration
 }
 
-// answerBytesMost is how much of an answer is read: enough to show what the
+// answerBytesMax is how much of an answer is read: enough to show what the
 // receiver said, and to let it reuse the connection.
-const answerBytesMost = 4 << 10
+const answerBytesMax = 4 << 10
 
 // deliverer makes attempts. It is safe for concurrent use.
 type deliverer struct {
@@ -235,7 +235,7 @@ func (d *deliverer) attempt(ctx context.Context, address *url.URL, m message) (o
 		return d.broken(ctx, m, err)
 	}
 	defer reply.Body.Close()
-	said, _ := io.ReadAll(io.LimitReader(reply.Body, answerBytesMost)) // what cannot be read is not needed
+	said, _ := io.ReadAll(io.LimitReader(reply.Body, answerBytesMax)) // what cannot be read is not needed
 	return d.judge(m, reply, string(said))
 }
 

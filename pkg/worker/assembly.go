@@ -42,9 +42,9 @@ type toolDelta struct {
 	} `json:"function"`
 }
 
-// choicesMost bounds indexes that come from outside, so that one number in a
+// choicesMax bounds indexes that come from outside, so that one number in a
 // stream does not allocate memory without end.
-const choicesMost = 1024
+const choicesMax = 1024
 
 // errStreamError says that a streamed object carries an error instead of a part of the answer.
 var errStreamError = errors.New("streamed object is an error")
@@ -105,7 +105,7 @@ func (w *assembly) addChoice(members map[string]json.RawMessage) error {
 			return fmt.Errorf("read choice index: %w", err)
 		}
 	}
-	if index < 0 || index >= choicesMost {
+	if index < 0 || index >= choicesMax {
 		return errors.New("choice index out of range")
 	}
 	for len(w.choices) <= index {
@@ -167,7 +167,7 @@ func (c *choice) addTools(raw json.RawMessage) error {
 		return err
 	}
 	for _, t := range deltas {
-		if t.Index < 0 || t.Index >= choicesMost {
+		if t.Index < 0 || t.Index >= choicesMax {
 			return errors.New("tool call index out of range")
 		}
 		for len(c.tools) <= t.Index {

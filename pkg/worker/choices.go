@@ -9,8 +9,8 @@ func Choices(operation string, fields map[string]json.RawMessage) int {
 	if !generates(operation) {
 		return 1
 	}
-	each := min(max(1, wholeNumber(fields["n"]), wholeNumber(fields["best_of"])), choicesMost)
-	return min(prompts(operation, fields)*each, choicesMost)
+	each := min(max(1, wholeNumber(fields["n"]), wholeNumber(fields["best_of"])), choicesMax)
+	return min(prompts(operation, fields)*each, choicesMax)
 }
 
 // Choices is how many sequences a server of the model computes for a call, 1 unless it speaks OpenAI's protocol.
@@ -25,7 +25,7 @@ func (m Model) Choices(call Call) int {
 // answers is how many choices the answer to a generation has: n for each of its prompts. A larger n counts as one more
 // than an answer may have that is put together of a stream.
 func answers(operation string, fields map[string]json.RawMessage) int {
-	return prompts(operation, fields) * min(max(1, wholeNumber(fields["n"])), choicesMost+1)
+	return prompts(operation, fields) * min(max(1, wholeNumber(fields["n"])), choicesMax+1)
 }
 
 // prompts is how many prompts a generation has: each text and each list of tokens in a list is one.

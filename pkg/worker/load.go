@@ -146,7 +146,7 @@ func sampleOf(line string) (name, labels string, value float64, ok bool) {
 
 func count(found map[string]series, names []string) *int {
 	for _, name := range names {
-		if s, ok := found[name]; ok && s.sum >= 0 && s.sum < figureMost {
+		if s, ok := found[name]; ok && s.sum >= 0 && s.sum < figureMax {
 			n := int(s.sum)
 			return &n
 		}
@@ -163,12 +163,12 @@ func firstInt(values ...*int) *int {
 	return nil
 }
 
-// figureMost bounds counts that workers report: they are stored as 32 bits.
-const figureMost = 1e9
+// figureMax bounds counts that workers report: they are stored as 32 bits.
+const figureMax = 1e9
 
 // sane drops a count that cannot be one.
 func sane(n *int) *int {
-	if n != nil && (*n < 0 || *n > figureMost) {
+	if n != nil && (*n < 0 || *n > figureMax) {
 		return nil
 	}
 	return n

@@ -98,13 +98,13 @@ func TestAnAnswerInBinaryFormIsNotTakenForAResult(t *testing.T) {
 func TestChoicesAreCountedAndBounded(t *testing.T) {
 	m := Model{Name: "m", Protocol: ProtocolOpenAI, ChoicesMax: 2}
 	for payload, want := range map[string]int{
-		`{}`: 1, `{"n":4}`: 4, `{"n":2,"best_of":5}`: 5, `{"n":"many"}`: 1, `{"n":-3}`: 1, `{"n":1000000000}`: choicesMost,
+		`{}`: 1, `{"n":4}`: 4, `{"n":2,"best_of":5}`: 5, `{"n":"many"}`: 1, `{"n":-3}`: 1, `{"n":1000000000}`: choicesMax,
 		`{"best_of":3}`: 3, `[]`: 1, `{"n":null}`: 1, `{"n":4,"N":1}`: 4, `{"prompt":["a","b"]}`: 1,
 		`{"operation":"completions","prompt":["a","b","c"],"n":2}`:     6,
 		`{"operation":"completions","prompt":["a\"],[\"","\\"]}`:       2,
 		`{"operation":"completions","prompt":[1,2,3],"n":2}`:           2,
 		`{"operation":"completions","prompt":[ [1,[2]] , [3], {} ]}`:   3,
-		`{"operation":"completions","prompt":["a","b"],"n":100000000}`: choicesMost,
+		`{"operation":"completions","prompt":["a","b"],"n":100000000}`: choicesMax,
 		`{"operation":"completions","prompt":[]}`:                      1,
 		`{"operation":"completions","prompt":"[1]"}`:                   1,
 		`{"operation":"images","prompt":"x","n":4}`:                    1,

@@ -120,9 +120,9 @@ func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
 		return generation{}, err
 	}
 	g := generation{operation: operation, choices: answers(operation, fields)}
-	if streaming && g.choices > choicesMost {
+	if streaming && g.choices > choicesMax {
 		return generation{}, fieldError("stream", "is for up to %d choices in one answer: send false for more",
-			choicesMost)
+			choicesMax)
 	}
 	body, err := json.Marshal(fields)
 	if err != nil {
@@ -269,11 +269,11 @@ func TokensOf(usage json.RawMessage) Tokens {
 		In: max(u.Prompt, u.Input, 0), Cached: max(u.PromptDetails.Cached, u.InputDetails.Cached, 0),
 		Out: max(u.Completion, u.Output, 0),
 	}
-	return Tokens{In: min(t.In, TokensMost), Cached: min(t.Cached, TokensMost), Out: min(t.Out, TokensMost)}
+	return Tokens{In: min(t.In, TokensMax), Cached: min(t.Cached, TokensMax), Out: min(t.Out, TokensMax)}
 }
 
-// TokensMost bounds the tokens that a server may report for one call: sums of more would overflow.
-const TokensMost = 1 << 32
+// TokensMax bounds the tokens that a server may report for one call: sums of more would overflow.
+const TokensMax = 1 << 32
 
 func isEventStream(reply *http.Response) bool {
 	kind, _, err := mime.ParseMediaType(reply.Header.Get("Content-Type"))

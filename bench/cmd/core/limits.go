@@ -19,8 +19,8 @@ import (
 // drained is what one drain took for each entry.
 type drained struct{ wall, cpu time.Duration }
 
-// lanesMost is how many lanes a drain claims from at most: a claim brings one of them.
-const lanesMost = 5000
+// lanesMax is how many lanes a drain claims from at most: a claim brings one of them.
+const lanesMax = 5000
 
 // compareLimits drains the same entries from a queue without limits and from one under limits that never
 // bind, in turns, so that what else the machine does meets both. A ratio of 1 says that a limit costs
@@ -137,7 +137,7 @@ func (b *bench) drainUnder(ctx context.Context, keys, batch int, limit string, f
 	if lanes == 1 {
 		err = b.drainAll(ctx, q, batch, n)
 	} else {
-		n, err = b.drainLanes(ctx, q, batch, min(lanes, lanesMost))
+		n, err = b.drainLanes(ctx, q, batch, min(lanes, lanesMax))
 	}
 	if err != nil {
 		return d, err

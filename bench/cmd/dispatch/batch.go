@@ -23,7 +23,7 @@ import (
 const (
 	callTakes = 20 * time.Millisecond
 	itemTakes = time.Millisecond
-	batchMost = 16
+	batchMax  = 16
 	slots     = 2
 )
 
@@ -70,7 +70,7 @@ func (w *batchWorker) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 // commits overtook each other: claims pass those by that came in behind the mark of their lane until they
 // next look at its beginning, within a second. Without batches the worker's two slots take some 95 a second.
 func measureBatches(ctx context.Context, pool *pgxpool.Pool, lasts time.Duration) error {
-	fmt.Printf("up to %d items a call, %d slots, a call takes %s and %s an item\n", batchMost, slots, callTakes,
+	fmt.Printf("up to %d items a call, %d slots, a call takes %s and %s an item\n", batchMax, slots, callTakes,
 		itemTakes)
 	fmt.Printf("%10s %8s %8s %10s %10s %10s\n", "arrivals/s", "entries", "calls", "occupancy", "wait p50", "wait p99")
 	for _, rate := range []int{20, 100, 250, 450} {
@@ -92,7 +92,7 @@ func measureRate(ctx context.Context, pool *pgxpool.Pool, rate int, lasts time.D
 	go server.Serve(listener) //nolint:errcheck // it ends with Close
 	model := worker.Model{
 		Name: fmt.Sprintf("batched-%d", rate), Protocol: worker.ProtocolGeneric,
-		Batch: worker.BatchLimits{Items: batchMost},
+		Batch: worker.BatchLimits{Items: batchMax},
 	}
 	by := inference.By{Actor: "bench"}
 	name, err := inference.RegisterModel(ctx, pool, model, by)
@@ -120,7 +120,7 @@ func measureRate(ctx context.Context, pool *pgxpool.Pool, rate int, lasts time.D
 		arrived <- arrive(ctx, queue, rate, pushed)
 	}()
 	plain := func(h invalidation.Handler) invalidation.Handler { return h }
-	if err := serve(ctx, pool, queue, 2*slots*batchMost, n, plain); err != nil {
+	if err := serve(ctx, pool, queue, 2*slots*batchMax, n, plain); err != nil {
 		return err
 	}
 	if err := <-arrived; err != nil {

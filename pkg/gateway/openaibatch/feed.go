@@ -95,7 +95,7 @@ func (s *Batches) feed(ctx context.Context, tx pgx.Tx, b *batchRow) (fed int, er
 			Name: lineName(b.ID, l.Line),
 		}
 	}
-	n, ids, refused, err := s.pushMost(ctx, tx, b, pushes)
+	n, ids, refused, err := s.pushMax(ctx, tx, b, pushes)
 	if err != nil || n == 0 {
 		return 0, err
 	}
@@ -106,9 +106,9 @@ func (s *Batches) feed(ctx context.Context, tx pgx.Tx, b *batchRow) (fed int, er
 // from being retried. Lines have one each: a queue may bound how many entries of one name run at once.
 func lineName(batch string, line int) string { return fmt.Sprintf("%s/%d", batch, line) }
 
-// pushMost makes entries of the first n lines: of all, or, where the queue has no room for so many, of a half, a
+// pushMax makes entries of the first n lines: of all, or, where the queue has no room for so many, of a half, a
 // quarter and so on. 0: it has room for none, which is no error.
-func (s *Batches) pushMost(ctx context.Context, tx pgx.Tx, b *batchRow, pushes []invalidation.Push) (
+func (s *Batches) pushMax(ctx context.Context, tx pgx.Tx, b *batchRow, pushes []invalidation.Push) (
 	n int, ids []int64, refused map[int]error, err error,
 ) {
 	for n = len(pushes); n > 0; n /= 2 {

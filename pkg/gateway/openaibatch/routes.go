@@ -193,11 +193,11 @@ func (s *Batches) create(w http.ResponseWriter, r *http.Request, c gateway.Reque
 
 // Bounds on what a batch may ask for.
 const (
-	windowMin      = time.Second
-	windowMax      = 14 * 24 * time.Hour
-	metadataMost   = 16
-	metadataKeyMax = 64
-	metadataMax    = 512
+	windowMin        = time.Second
+	windowMax        = 14 * 24 * time.Hour
+	metadataKeysMax  = 16
+	metadataKeyMax   = 64
+	metadataValueMax = 512
 )
 
 // order checks what was asked for, but for the input file.
@@ -213,13 +213,13 @@ func (c creation) order() (o order, err error) {
 		return invalid("completion_window", "completion_window is %q: want 24h, or a duration from 1s to 336h",
 			c.CompletionWindow)
 	}
-	if len(c.Metadata) > metadataMost {
-		return invalid("metadata", "metadata has %d keys, more than %d", len(c.Metadata), metadataMost)
+	if len(c.Metadata) > metadataKeysMax {
+		return invalid("metadata", "metadata has %d keys, more than %d", len(c.Metadata), metadataKeysMax)
 	}
 	for key, value := range c.Metadata {
-		if utf8.RuneCountInString(key) > metadataKeyMax || utf8.RuneCountInString(value) > metadataMax {
+		if utf8.RuneCountInString(key) > metadataKeyMax || utf8.RuneCountInString(value) > metadataValueMax {
 			return invalid("metadata", "a key of metadata has at most %d characters, a value %d", metadataKeyMax,
-				metadataMax)
+				metadataValueMax)
 		}
 	}
 	if c.Metadata != nil {

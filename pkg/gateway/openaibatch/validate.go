@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// flawsMost is how many errors of a file are reported.
-const flawsMost = 50
+// flawsMax is how many errors of a file are reported.
+const flawsMax = 50
 
 // linesAtOnce is how many lines are inserted, pushed or given up in one statement.
 const linesAtOnce = 500
@@ -42,7 +42,7 @@ func (s *Batches) validate(ctx context.Context, tx pgx.Tx, b *batchRow) error {
 		return err
 	}
 	source := newLineReader(openFile(ctx, tx, b.Input, size), lineMax)
-	for len(v.flaws) < flawsMost && !v.over {
+	for len(v.flaws) < flawsMax && !v.over {
 		line, err := source.read()
 		if errors.Is(err, io.EOF) {
 			break

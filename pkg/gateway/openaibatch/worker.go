@@ -63,11 +63,11 @@ UPDATE penstock.gateway_batch SET next_at = clock_timestamp(), failed_turns = gr
  WHERE id = $1`
 
 const (
-	// failedTurnsMost is after how many failed turns in a row a batch that is not validated has failed: about 25 min.
-	failedTurnsMost = 10
-	pauseMost       = 6 * time.Minute // longer than any pause between two turns of a batch
-	sweepEvery      = time.Minute
-	idleEvery       = 5 * time.Second // between two readings whether a batch of another gateway is open
+	// failedTurnsMax is after how many failed turns in a row a batch that is not validated has failed: about 25 min.
+	failedTurnsMax = 10
+	pauseMax       = 6 * time.Minute // longer than any pause between two turns of a batch
+	sweepEvery     = time.Minute
+	idleEvery      = 5 * time.Second // between two readings whether a batch of another gateway is open
 )
 
 func (s *Batches) nudge() {
@@ -160,7 +160,7 @@ func (s *Batches) end(ctx context.Context, sql, id string) error {
 func (s *Batches) take(ctx context.Context) (id string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementMax)
 	defer cancel()
-	err = s.db.QueryRow(ctx, takeSQL, pauseMost).Scan(&id)
+	err = s.db.QueryRow(ctx, takeSQL, pauseMax).Scan(&id)
 	return id, err
 }
 
@@ -263,7 +263,7 @@ func (s *Batches) stepValidation(ctx context.Context, tx pgx.Tx, b *batchRow) er
 	switch {
 	case b.Late:
 		return s.finishIfEmpty(ctx, tx, b, expired)
-	case b.FailedTurns > failedTurnsMost:
+	case b.FailedTurns > failedTurnsMax:
 		v := &validation{service: s, batch: b}
 		v.flaws = append(v.flaws, flawOf("validation_failed", "input_file_id",
 			"the file could not be validated: upload it again, and create another batch"))
@@ -272,14 +272,14 @@ func (s *Batches) stepValidation(ctx context.Context, tx pgx.Tx, b *batchRow) er
 	return s.validate(ctx, tx, b)
 }
 
-// cancelEntriesMost is how many entries of a batch are cancelled in one turn.
-const cancelEntriesMost = 500
+// cancelEntriesMax is how many entries of a batch are cancelled in one turn.
+const cancelEntriesMax = 500
 
 const cancelEntriesSQL = `SELECT penstock.cancel_batch_lines($1, $2)`
 
 func (s *Batches) cancelEntries(ctx context.Context, tx pgx.Tx, b *batchRow) (moved bool, err error) {
 	var n int
-	if err := tx.QueryRow(ctx, cancelEntriesSQL, b.ID, cancelEntriesMost).Scan(&n); err != nil {
+	if err := tx.QueryRow(ctx, cancelEntriesSQL, b.ID, cancelEntriesMax).Scan(&n); err != nil {
 		return false, fmt.Errorf("cancel entries of batch %s: %w", b.ID, err)
 	}
 	return n > 0, nil

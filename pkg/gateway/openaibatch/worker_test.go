@@ -211,7 +211,7 @@ func TestBatchThatIsNotValidatedEnds(t *testing.T) {
 		want   status
 	}{
 		{`UPDATE penstock.gateway_batch SET expires_at = clock_timestamp()`, expired},
-		{`UPDATE penstock.gateway_batch SET failed_turns = ` + strconv.Itoa(failedTurnsMost), failed},
+		{`UPDATE penstock.gateway_batch SET failed_turns = ` + strconv.Itoa(failedTurnsMax), failed},
 	} {
 		s := newShop(t, Config{})
 		b := s.create(s.file("nonsense"))

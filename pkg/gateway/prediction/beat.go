@@ -18,7 +18,7 @@ import (
 const (
 	beatEvery   = 100 * time.Millisecond
 	beatStreams = 100      // read by one statement
-	piecesMost  = 16       // of one stream in a statement
+	piecesMax   = 16       // of one stream in a statement
 	piecesBytes = 1 << 20  // of them, but for the first
 	groupBytes  = 8 << 20  // of all streams in a statement, but for the first piece; the others come with the next one
 	heldBytes   = 64 << 20 // that streams have not sent to their clients yet: beyond, each reads a piece at a time
@@ -173,7 +173,7 @@ func (b *beat) readGroup(ctx context.Context, db postgres.DB, group []*tap) erro
 	var ended bool
 	var p piece
 	var data []byte
-	rows := postgres.Query(ctx, db, outputSQL, queues, entries, tokens, seqs, piecesMost, each, groupBytes,
+	rows := postgres.Query(ctx, db, outputSQL, queues, entries, tokens, seqs, piecesMax, each, groupBytes,
 		since)
 	_, err := pgx.ForEachRow(rows, []any{&n, &ended, &p.token, &p.seq, &data}, func() error {
 		one := &found[n-1]

@@ -306,8 +306,8 @@ func (s *Predictions) cancel(w http.ResponseWriter, r *http.Request, c gateway.R
 	return nil
 }
 
-// pageMost is how many predictions are in a page.
-const pageMost = 100
+// pageMax is how many predictions are in a page.
+const pageMax = 100
 
 type listing struct {
 	Previous *string `json:"previous"`
@@ -318,7 +318,7 @@ type listing struct {
 func (s *Predictions) list(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
 	asked := r.URL.Query()
 	behind := cursor{asked.Get("cursor"), asked.Get("before")}
-	rows, next, err := page(r.Context(), s.db, c.Name, behind, pageMost)
+	rows, next, err := page(r.Context(), s.db, c.Name, behind, pageMax)
 	if errors.Is(err, errCursor) {
 		return invalid("cursor", "%s", err)
 	}

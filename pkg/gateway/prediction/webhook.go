@@ -177,8 +177,8 @@ func (s *Predictions) owesNotices(ctx context.Context) (owed bool, err error) {
 
 const notedSQL = `UPDATE penstock.prediction SET notified_at = clock_timestamp() WHERE id = $1`
 
-// noticesMost is how many deliveries are pushed after one search for predictions that have ended.
-const noticesMost = 100
+// noticesMax is how many deliveries are pushed after one search for predictions that have ended.
+const noticesMax = 100
 
 // noticeShare bounds the part of the time in which a gateway searches: a pause is so many times as long as the search
 // before it.
@@ -193,13 +193,13 @@ func noticePause(took time.Duration) time.Duration {
 // transaction of its own: one that fails is tried again at the next call. It returns when to call it again.
 func (s *Predictions) notify(ctx context.Context) (pause time.Duration, err error) {
 	began := time.Now()
-	ended, err := pgx.CollectRows(postgres.Query(ctx, s.db, endedSQL, noticesMost), pgx.RowTo[string])
+	ended, err := pgx.CollectRows(postgres.Query(ctx, s.db, endedSQL, noticesMax), pgx.RowTo[string])
 	if err != nil {
 		return 0, fmt.Errorf("read predictions that have ended: %w", err)
 	}
 	took := time.Since(began)
 	pause = noticePause(took)
-	if len(ended) == noticesMost { // there may be more
+	if len(ended) == noticesMax { // there may be more
 		pause = min(noticeShare*took, noticeIdle)
 	}
 	for _, id := range ended {
