@@ -3,6 +3,7 @@ package gateway
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -30,6 +31,7 @@ func operationsWanted(t *testing.T, usual int) int {
 
 // twin runs a pool beside its model and compares them after each step.
 type twin struct {
+	seed     uint64
 	t        *testing.T
 	pool     *Pool
 	model    *naive
@@ -50,7 +52,7 @@ func newTwin(t *testing.T, seed uint64) *twin {
 	policy.MayStart, policy.ColdTTL = new(true), worker.Seconds(20*time.Second)
 	policy.Total, policy.FlowTotal, policy.QueueTTL = 30, 12, worker.Seconds(8*time.Second)
 	x := &twin{
-		t: t, pool: NewPool(policy, nil), rand: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(1_700_000_000, 0),
+		t: t, seed: seed, pool: NewPool(policy, nil), rand: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(1_700_000_000, 0),
 		model: &naive{policy: policy, flows: map[naiveFlow]*naiveTags{}, cold: true},
 		live:  map[int]*Request{}, pairs: map[int]*naiveRequest{}, ended: map[int]bool{}, order: map[naiveFlow]int{},
 	}
@@ -78,7 +80,7 @@ func (x *twin) check(step string, want []event) {
 		return slices.DeleteFunc(slices.Clone(list), func(e event) bool { return e.dropped != DropNone })
 	}
 	if !slices.Equal(drops(got), drops(want)) || !slices.Equal(starts(got), starts(want)) {
-		x.t.Fatalf("%s: pool reported %v, the model %v", step, got, want)
+		x.t.Fatalf("seed %d, %s: pool reported %v, the model %v", x.seed, step, got, want)
 	}
 	for _, e := range got {
 		x.report(step, e)
@@ -185,19 +187,21 @@ func (x *twin) end() {
 }
 
 func (x *twin) cancel() {
-	for id, r := range x.live {
-		was := slices.Contains(x.model.waiting, x.pairs[id])
-		if got := x.pool.Cancel(x.now, r, DropCancelled); got != was {
-			x.t.Fatalf("cancel %d: pool says %v, the model %v", id, got, was)
-		}
-		if was {
-			x.model.remove(x.pairs[id])
-			delete(x.live, id)
-			x.ended[id] = true
-		}
-		x.check(fmt.Sprint("cancel ", id), nil)
+	ids := slices.Sorted(maps.Keys(x.live)) // a seed has the same operations each time
+	if len(ids) == 0 {
 		return
 	}
+	id := ids[x.rand.IntN(len(ids))]
+	was := slices.Contains(x.model.waiting, x.pairs[id])
+	if got := x.pool.Cancel(x.now, x.live[id], DropCancelled); got != was {
+		x.t.Fatalf("cancel %d: pool says %v, the model %v", id, got, was)
+	}
+	if was {
+		x.model.remove(x.pairs[id])
+		delete(x.live, id)
+		x.ended[id] = true
+	}
+	x.check(fmt.Sprint("cancel ", id), nil)
 }
 
 // supply changes the slots held, or takes the instance away.
