@@ -94,7 +94,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 			SuspendShare:    settings.Recovery.SuspendShare,
 			SuspendNodesMin: settings.Recovery.SuspendNodes,
 			NodeRetention:   settings.Recovery.NodeRetention,
-			Hint:            hint,
+			Hint:            l.hinter.HintLanes,
 			Log:             logOf("recovery"),
 		}),
 		deadlines:  maintenance.NewDeadlines(db, fence, of("deadlines")),

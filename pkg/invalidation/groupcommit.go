@@ -220,7 +220,7 @@ func (q *Queue) pushBatch(ctx context.Context, pushes []Push, keyed bool) ([]Pus
 	}
 	pushed, err := pushMany(ctx, impatient(q.db), q.Name, pushes)
 	if err == nil {
-		q.hinter.hint(q.ID, q.lanes(pushes))
+		q.hinter.HintLanes(q.ID, q.lanes(pushes))
 	}
 	return pushed, err
 }

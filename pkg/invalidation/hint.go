@@ -101,10 +101,11 @@ func newHinter(every time.Duration, notify func(context.Context, []string) error
 }
 
 // Hint says that a push to the queue has committed. It returns at once. A nil Hinter does nothing.
-func (h *Hinter) Hint(queue int32) { h.hint(queue, nil) }
+func (h *Hinter) Hint(queue int32) { h.HintLanes(queue, nil) }
 
-// hint is Hint for callers that know all lanes of the push.
-func (h *Hinter) hint(queue int32, lanes []Lane) {
+// HintLanes is Hint for callers that know all lanes in which entries became ready: nodes claim from a lane that a hint
+// names, and look for lanes with work where it names none.
+func (h *Hinter) HintLanes(queue int32, lanes []Lane) {
 	if h == nil {
 		return
 	}
@@ -158,7 +159,7 @@ func (q *Queue) hinted(pushes []Push) query {
 		}
 		err := queryOn(q.db)(ctx, sql, args, read)
 		if err == nil {
-			q.hinter.hint(q.ID, lanes)
+			q.hinter.HintLanes(q.ID, lanes)
 		}
 		return err
 	}

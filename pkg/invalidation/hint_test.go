@@ -108,14 +108,14 @@ func TestAHintNamesTheLanesThatItKnows(t *testing.T) {
 		push func(*Hinter)
 		want []string
 	}{
-		{"two lanes", func(h *Hinter) { h.hint(7, lane("a b")); h.hint(7, lane("")); h.hint(7, lane("")) }, []string{"7 3 ", "7 3 a b"}},
-		{"one of them unknown", func(h *Hinter) { h.hint(7, lane("a")); h.Hint(7); h.hint(7, lane("b")) }, []string{"7"}},
+		{"two lanes", func(h *Hinter) { h.HintLanes(7, lane("a b")); h.HintLanes(7, lane("")); h.HintLanes(7, lane("")) }, []string{"7 3 ", "7 3 a b"}},
+		{"one of them unknown", func(h *Hinter) { h.HintLanes(7, lane("a")); h.Hint(7); h.HintLanes(7, lane("b")) }, []string{"7"}},
 		{"too many", func(h *Hinter) {
 			for _, flow := range []string{"a", "b", "c", "d", "e", "f"} {
-				h.hint(7, lane(flow))
+				h.HintLanes(7, lane(flow))
 			}
 		}, []string{"7"}},
-		{"too long", func(h *Hinter) { h.hint(7, lane(strings.Repeat("x", 600))) }, []string{"7"}},
+		{"too long", func(h *Hinter) { h.HintLanes(7, lane(strings.Repeat("x", 600))) }, []string{"7"}},
 	} {
 		got := told(test.push)
 		if !slices.Equal(got, test.want) {
@@ -261,7 +261,7 @@ func TestOnePushOfAProcessCarriesHintsAtATime(t *testing.T) {
 	if n := h.Sent.Load(); n != 1 {
 		t.Errorf("%d hints were counted, want 1", n)
 	}
-	h.hint(2, []Lane{{Priority: 4}})
+	h.HintLanes(2, []Lane{{Priority: 4}})
 	if hints, _ := h.carry(2, nil); hints != nil {
 		t.Errorf("a push overtakes the hint of an earlier one with %q", hints)
 	}

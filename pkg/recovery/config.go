@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"log/slog"
 	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Config sets the intervals, batch sizes and thresholds of recovery. Its zero value means the
@@ -22,9 +24,9 @@ type Config struct {
 	// NodeRetention is how long the row of a dead node is kept after its lease has lapsed. Default
 	// 10 minutes.
 	NodeRetention time.Duration
-	// Hint is called with a queue after entries of it became ready. It must not block. Default: no
+	// Hint is called with a queue, and the lanes of the locks that were freed. It must not block. Default: no
 	// call.
-	Hint func(queue int32)
+	Hint func(queue int32, lanes []invalidation.Lane)
 	// Log receives warnings and errors. Default: discarded.
 	Log *slog.Logger
 	// Random returns a number in [0, 1) for jitter. Default: math/rand.
@@ -43,7 +45,7 @@ func (c Config) withDefaults() Config {
 	c.NodeRetention = cmp.Or(c.NodeRetention, 10*time.Minute)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Hint == nil {
-		c.Hint = func(int32) {}
+		c.Hint = func(int32, []invalidation.Lane) {}
 	}
 	return c
 }

@@ -165,17 +165,19 @@ func (l *Locks) noteFreed(ctx context.Context, q *invalidation.Queue, batch []St
 		freed[token] = true
 	}
 	var left []Stuck
+	var lanes []invalidation.Lane // of the freed locks
 	for _, s := range batch {
 		if !freed[s.Token] {
 			left = append(left, s)
 			continue
 		}
+		lanes = append(lanes, s.Lane)
 		l.done.Add(func(status *LocksStatus) { status.Freed[s.Cause]++ })
 		l.cfg.Log.DebugContext(ctx, "freed a stuck lock", "queue", q.Name, "lock_key", s.Key, "token", s.Token,
 			"node", s.Node, "cause", s.Cause, "age", s.Age)
 	}
 	if len(freed) > 0 {
-		l.cfg.Hint(q.ID)
+		l.cfg.Hint(q.ID, lanes)
 		l.cfg.Log.InfoContext(ctx, "freed stuck locks", "queue", q.Name, "locks", len(freed), "first_token",
 			batch[0].Token,
 			"node", batch[0].Node, "cause", batch[0].Cause)

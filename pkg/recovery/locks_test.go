@@ -226,10 +226,20 @@ func TestLocksOfADeadNodeAreFreedAndCountACrash(t *testing.T) {
 	kept := f.claim(alive, 10)
 	stopBeating := f.keepAlive(alive, kept...)
 	f.lapse(dead, time.Minute)
-	duty, _ := f.start(recovery.Config{})
+	hinted := make(chan []invalidation.Lane, 10)
+	duty, _ := f.start(recovery.Config{Hint: func(_ int32, lanes []invalidation.Lane) { hinted <- lanes }})
 	eventually(t, "locks of the dead node are freed", func() bool {
 		return f.count(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, dead) == 0
 	})
+	lanes := <-hinted
+	if len(lanes) == 0 {
+		t.Error("hinted at no lane")
+	}
+	for _, lane := range lanes { // else nodes would look for lanes first, which a busy database delays
+		if lane != (invalidation.Lane{Priority: 1}) {
+			t.Errorf("hinted at lane %v", lane)
+		}
+	}
 	stopBeating()
 	if got := f.count(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, alive); got != len(kept) {
 		t.Errorf("the live node holds %d locks, want %d", got, len(kept))
