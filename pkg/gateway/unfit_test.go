@@ -55,7 +55,7 @@ func TestUnfitInstanceIsLeftForOthers(t *testing.T) {
 func leftForOthers(t *testing.T, refuses http.HandlerFunc) {
 	book := &ledger{}
 	p := startTestbed(t, func(c *Config, _ *ModelState) { c.Charge = book }, refuses, workertest.Says(200, "{}"))
-	for range retryMax / retryCost { // so many second attempts there may be
+	for range retrySavedMax / retryCost { // so many second attempts there may be
 		if a := p.post(chat, `{"model":"m"}`); a.StatusCode != 200 {
 			t.Errorf("got %d %s", a.StatusCode, a.body)
 		}
