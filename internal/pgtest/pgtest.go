@@ -2,6 +2,7 @@ package pgtest
 
 import (
 	"context"
+	"net/url"
 	"testing"
 	"time"
 
@@ -49,7 +50,21 @@ func clone(t testing.TB, from string) string {
 			t.Errorf("drop test database: %v", err)
 		}
 	})
-	return dsn
+	return withPatience(dsn)
+}
+
+// withPatience is dsn with a time for a connection that is far above that of the programs, 10 s: beside the rest of a
+// check, which has a higher priority, a new session of the server may take longer to begin.
+func withPatience(dsn string) string {
+	const parameter, seconds = "connect_timeout", "60"
+	u, err := url.Parse(dsn)
+	if err != nil || u.Scheme == "" {
+		return dsn + " " + parameter + "=" + seconds
+	}
+	query := u.Query()
+	query.Set(parameter, seconds)
+	u.RawQuery = query.Encode()
+	return u.String()
 }
 
 // pool opens a pool large enough for tests that hold many connections at once.
