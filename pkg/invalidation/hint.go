@@ -261,12 +261,14 @@ func (t *telling) add(lanes []Lane) {
 	}
 	t.due = true
 	for _, l := range lanes {
-		if !slices.Contains(t.lanes, l) {
-			t.lanes = append(t.lanes, l)
+		if slices.Contains(t.lanes, l) {
+			continue
 		}
-	}
-	if len(t.lanes) > hintLanes {
-		t.lanes = nil
+		if len(t.lanes) == hintLanes {
+			t.lanes = nil
+			return
+		}
+		t.lanes = append(t.lanes, l)
 	}
 }
 
