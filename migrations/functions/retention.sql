@@ -105,7 +105,7 @@ $$;
 -- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.tidy_outcomes(which text, most integer) RETURNS bigint
 LANGUAGE plpgsql
-SET enable_seqscan = off SET timezone = 'UTC'
+SET enable_seqscan = off SET jit = off SET timezone = 'UTC'
 AS $$
 DECLARE
     at_column text := CASE which WHEN 'result' THEN 'finished_at' ELSE 'failed_at' END;
