@@ -103,7 +103,7 @@ HAVING = $$(grep -rlE --include='*_test.go' '^func Test($(1))[A-Z]' cmd internal
 
 # PACKAGES are those of TESTS, those with the longest tests first: begun last, they would run alone at the end. e2e has a
 # target of its own.
-LONGEST  := ./pkg/inference ./pkg/maintenance ./pkg/recovery ./cmd/tasknode ./cmd/gateway ./pkg/invalidation ./pkg/api ./pkg/gateway ./internal/devpostgres ./pkg/scale ./pkg/election ./pkg/tasknode ./web
+LONGEST  := ./pkg/inference ./pkg/maintenance ./pkg/recovery ./cmd/tasknode ./cmd/gateway ./pkg/worker ./pkg/invalidation ./pkg/api ./migrations ./pkg/doctor ./pkg/gateway ./internal/devpostgres ./pkg/scale ./pkg/election ./pkg/tasknode ./web ./pkg/changelog ./pkg/cron
 PACKAGES  = $(if $(filter ./...,$(TESTS)),$(LONGEST) $$(go list ./... | grep -v /e2e$$),$(TESTS))
 
 # EVERYDAY are the packages without the one that makes private clusters: its tests run initdb some twenty times.
