@@ -39,6 +39,7 @@ var oneMeaning = map[string]sharedName{
 	"Pushed":      {"client invalidation", "the answer to a push, over HTTP and in Go"},
 	"Degradation": {"maintenance operator", "a state in which work stands still: examined, and as the leader measured it"},
 	"Sample":      {"maintenance operator", "the state of a queue at one time: as the leader measured it, and as it is seen"},
+	"Moment":      {"api operator", "a time that an operator gives: as a request has it, and as the change takes it"},
 	"Request":     {"gateway scale/simulate", "a request whose client waits: served, and simulated"},
 }
 

@@ -53,11 +53,10 @@ func (v autoscalerView) Charts() map[string]Chart {
 // deploymentRow is a deployment with what its list says about it.
 type deploymentRow struct {
 	operator.Deployment
-	Wanted     int // instances; of the model where the leader orders none of the deployment
-	Overridden bool
-	Drives     bool // the leader orders instances of it
-	Lags       bool // fewer of its instances are ready than it orders
-	Problem    string
+	Wanted  int  // instances; of the model where the leader orders none of the deployment
+	Drives  bool // the leader orders instances of it
+	Lags    bool // fewer of its instances are ready than it orders
+	Problem string
 }
 
 // scaleSpans are the lengths of the chart.
@@ -122,7 +121,6 @@ func (d *Dashboard) listDeployments(ctx context.Context, v *autoscalerView) erro
 	v.Capped = len(found) >= deploymentsMax
 	for _, f := range found {
 		row := deploymentRow{Deployment: f}
-		row.Overridden = f.Override != nil && f.OverrideUntil != nil && f.OverrideUntil.After(time.Now())
 		if f.State != nil && f.Decides {
 			row.Wanted = f.State.Desired
 		}

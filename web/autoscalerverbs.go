@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 	"github.com/penstock/penstock/pkg/scale"
 )
 
@@ -99,8 +100,12 @@ func (d *Dashboard) overrideDeployment(ctx context.Context, in form, by invalida
 	if err != nil {
 		return "", err
 	}
+	until, err := d.change.At(ctx, operator.Moment{In: lasts})
+	if err != nil {
+		return "", err
+	}
 	instances := int(n)
-	err = d.change.SetScaleOverride(ctx, in.Get("deployment"), &instances, time.Now().Add(lasts), by)
+	err = d.change.SetScaleOverride(ctx, in.Get("deployment"), &instances, until, by)
 	return fmt.Sprintf("Deployment %s has %d instances for %s.", in.Get("deployment"), instances, lasts), err
 }
 

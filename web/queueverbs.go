@@ -16,12 +16,12 @@ var lasts = field{
 }
 
 // endOf returns the end of a pause that a form asks for; zero: it has none.
-func endOf(in form) (time.Time, error) {
-	d, err := in.OptionalDuration("for")
-	if d == 0 || err != nil {
+func (d *Dashboard) endOf(ctx context.Context, in form) (time.Time, error) {
+	lasts, err := in.OptionalDuration("for")
+	if err != nil {
 		return time.Time{}, err
 	}
-	return time.Now().Add(d), nil
+	return d.change.At(ctx, operator.Moment{In: lasts})
 }
 
 // named returns a verb of operators for one object that pkg/operator does by its name.
@@ -30,7 +30,7 @@ func (d *Dashboard) named(v operator.Verb, effect, done string, fields ...field)
 		name: string(v), title: capital(v.String()), role: operatorRole, objects: []string{"name"}, fields: fields,
 		effect: effect,
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
-			until, err := endOf(in)
+			until, err := d.endOf(ctx, in)
 			if err != nil {
 				return "", err
 			}

@@ -31,7 +31,7 @@ func (d *Dashboard) pauseVerbs() {
 			lasts,
 		},
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
-			until, err := endOf(in)
+			until, err := d.endOf(ctx, in)
 			if err != nil {
 				return "", err
 			}

@@ -274,7 +274,7 @@ func doing(a *app, c *cobra.Command, v operator.Verb, risky bool,
 		c.Flags().StringVar(&until, "until", "", "a time, or a duration from now, at which the pause ends by itself")
 	}
 	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
-		end, err := a.moment("until", until)
+		end, err := moment("until", until)
 		if err != nil {
 			return change{}, err
 		}
@@ -282,7 +282,7 @@ func doing(a *app, c *cobra.Command, v operator.Verb, risky bool,
 		if err != nil {
 			return change{}, err
 		}
-		detail = strings.TrimPrefix(detail+after(", until ", stamp(&end)), ", ")
+		detail = strings.TrimPrefix(detail+after(", ", inWords(end)), ", ")
 		return change{
 			does: fmt.Sprintf("%s %v", v, thing), detail: detail, risky: risky,
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
@@ -305,20 +305,25 @@ func entryIDs(args []string) ([]int64, error) {
 	return ids, nil
 }
 
-// moment reads a time: RFC 3339, or a duration from now (10m, 2h).
-func (a *app) moment(flag, text string) (time.Time, error) {
+// moment reads a time: RFC 3339, or a duration from now (10m, 2h), which is sent as such.
+func moment(flag, text string) (operator.Moment, error) {
+	var m operator.Moment
 	if text == "" {
-		return time.Time{}, nil
+		return m, nil
 	}
-	if d, err := time.ParseDuration(text); err == nil {
-		return a.now().Add(d), nil
-	}
-	t, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		return time.Time{}, usagef("--%s is %q: want a time like 2006-01-02T15:04:05Z, or a duration from now like 10m",
+	if err := m.UnmarshalText([]byte(text)); err != nil {
+		return m, usagef("--%s is %q: want a time like 2006-01-02T15:04:05Z, or a duration from now like 10m",
 			flag, text)
 	}
-	return t, nil
+	return m, nil
+}
+
+// inWords says when something ends: until 2026-01-31T12:00:00Z, or for 30m0s; empty: it has no end.
+func inWords(end operator.Moment) string {
+	if end.In > 0 {
+		return "for " + end.In.String()
+	}
+	return after("until ", stamp(&end.Time))
 }
 
 // hour reads the beginning of an hour for a query: a date, RFC 3339, or a duration before now (24h).

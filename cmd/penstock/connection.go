@@ -246,13 +246,13 @@ func segment(name string) string {
 	return url.PathEscape(name)
 }
 
-// body is a request body with the reason and pairs of name and value, without nil values and zero times.
+// body is a request body with the reason and pairs of name and value, without nil values and zero moments.
 func body(by invalidation.By, pairs ...any) map[string]any {
 	fields := map[string]any{"reason": by.Reason}
 	for i := 0; i+1 < len(pairs); i += 2 {
 		v := reflect.ValueOf(pairs[i+1])
 		switch v.Kind() {
-		case reflect.Pointer, reflect.Map, reflect.Slice, reflect.Struct: // structs are times
+		case reflect.Pointer, reflect.Map, reflect.Slice, reflect.Struct: // structs are moments
 			if v.IsZero() {
 				continue
 			}

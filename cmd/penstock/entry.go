@@ -295,7 +295,7 @@ func entrySwitch(a *app, v operator.Verb, verb, help string) *cobra.Command {
 		case len(args) > 0 && queue+name+key == "":
 			return a.each(args, v.String(), entryThere(api),
 				func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-					return api.carryOut(ctx, v, id, by, time.Time{})
+					return api.carryOut(ctx, v, id, by, operator.Moment{})
 				})
 		case len(args) > 0 || queue == "" || value == "":
 			return change{}, usagef("give ids, or --queue with --name or --lock-key")

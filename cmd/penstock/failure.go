@@ -124,7 +124,7 @@ func failureVerb(a *app, v operator.Verb, onMany operator.OperationVerb, c *cobr
 	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
 		planned, err := a.oneOrMany(ctx, api, args, bulk, onMany, v.String(), failureThere(api),
 			func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-				return api.carryOut(ctx, v, id, by, time.Time{})
+				return api.carryOut(ctx, v, id, by, operator.Moment{})
 			})
 		planned.risky = planned.risky || v == operator.DiscardFailure
 		return planned, err

@@ -70,7 +70,8 @@ func nodeDrain(a *app) *cobra.Command {
 		return change{
 			does: "drain node " + n.Name, detail: n.State + ", it holds " + many(n.Locks, "lock", "locks"), risky: true,
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
-				if _, err := api.carryOut(ctx, operator.DrainNode, int64(n.ID), by, time.Time{}); err != nil || !wait {
+				_, err := api.carryOut(ctx, operator.DrainNode, int64(n.ID), by, operator.Moment{})
+				if err != nil || !wait {
 					return "asked; it hears of it at its heartbeat", err
 				}
 				return a.awaitGone(ctx, api, n.ID)

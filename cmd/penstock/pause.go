@@ -69,7 +69,7 @@ func pauseSet(a *app) *cobra.Command {
 	var until string
 	c.Flags().StringVar(&until, "until", "", "a time, or a duration from now, at which the pause ends by itself")
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
-		end, err := a.moment("until", until)
+		end, err := moment("until", until)
 		if err != nil {
 			return change{}, err
 		}
@@ -78,7 +78,7 @@ func pauseSet(a *app) *cobra.Command {
 			return change{}, err
 		}
 		return change{
-			does: "pause " + s.String(), detail: after("until ", stamp(&end)), check: queueThere(api, s.Queue),
+			does: "pause " + s.String(), detail: inWords(end), check: queueThere(api, s.Queue),
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
 				in := body(by, "scope", s.Scope, "value", s.Value, "until", end)
 				return api.pause(ctx, "/v1/pauses"+query("queue", s.Queue), in)

@@ -56,12 +56,12 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	mux.HandleFunc("POST /v1/queues/{queue}/pause", func(w http.ResponseWriter, r *http.Request) {
 		var in struct {
 			Reason string
-			Until  time.Time
+			Until  string
 		}
 		if err := json.NewDecoder(r.Body).Decode(&in); err != nil {
 			panic(err)
 		}
-		f.done = append(f.done, fmt.Sprintf("pause %s because %s until %s", r.PathValue("queue"), in.Reason, in.Until.UTC().Format(time.RFC3339)))
+		f.done = append(f.done, fmt.Sprintf("pause %s because %s until %s", r.PathValue("queue"), in.Reason, in.Until))
 		w.WriteHeader(http.StatusNoContent)
 	})
 	mux.HandleFunc("GET /v1/snapshot", func(w http.ResponseWriter, _ *http.Request) {
@@ -497,13 +497,13 @@ func TestTopCountsGatewaysApartFromTaskNodes(t *testing.T) {
 func TestADryRunChangesNothing(t *testing.T) {
 	s := &fake{}
 	out, _, code := command(t, s, "queue", "pause", "mails", "--until", "1h", "--dry-run")
-	if code != 0 || len(s.done) > 0 || !strings.HasPrefix(out, "would pause queue mails: waiting: 5, computing: 0, until 2026-11-21T13:00:00Z") {
+	if code != 0 || len(s.done) > 0 || !strings.HasPrefix(out, "would pause queue mails: waiting: 5, computing: 0, for 1h0m0s") {
 		t.Errorf("exit %d, did %q, said %s", code, s.done, out)
 	}
 	if _, _, code = command(t, s, "queue", "pause", "mails", "--until", "1h", "--reason", "why"); code != 0 {
 		t.Errorf("exit %d", code)
 	}
-	if want := "pause mails because why until 2026-11-21T13:00:00Z"; len(s.done) != 1 || s.done[0] != want {
+	if want := "pause mails because why until 1h0m0s"; len(s.done) != 1 || s.done[0] != want {
 		t.Errorf("did %q, want %q", s.done, want)
 	}
 }

@@ -87,13 +87,16 @@ func entryPush(a *app) *cobra.Command {
 // template is the push with everything but its payload.
 func (f *pushFlags) template(a *app) (invalidation.Push, error) {
 	p := f.push
-	var err, errs error
+	var errs error
 	for _, t := range []struct {
 		flag, text string
 		to         *time.Time
 	}{{"due", f.due, &p.DueAt}, {"start-by", f.startBy, &p.StartBy}, {"finish-by", f.finishBy, &p.FinishBy}} {
-		*t.to, err = a.moment(t.flag, t.text)
-		errs = errors.Join(errs, err)
+		m, err := moment(t.flag, t.text)
+		if errs = errors.Join(errs, err); m.In > 0 {
+			m.Time = a.now().Add(m.In)
+		}
+		*t.to = m.Time
 	}
 	p.UniquePolicy = invalidation.UniquePolicy(f.policy)
 	if f.callback != "" {

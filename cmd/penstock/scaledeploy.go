@@ -253,12 +253,12 @@ func scaleOverride(a *app) *cobra.Command {
 		if err != nil || instances < 0 {
 			return change{}, usagef("%q is not a number of instances", args[1])
 		}
-		end, err := a.moment("until", until)
+		end, err := moment("until", until)
 		if err != nil {
 			return change{}, err
 		}
 		does := fmt.Sprintf("override deployment %s with %d instances", args[0], instances)
-		return simple(does, "until "+stamp(&end), false, func(ctx context.Context, by invalidation.By) error {
+		return simple(does, inWords(end), false, func(ctx context.Context, by invalidation.By) error {
 			in := body(by, "deployment", args[0], "instances", instances, "until", end)
 			return api.put(ctx, path, in, nil)
 		})

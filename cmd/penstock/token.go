@@ -93,8 +93,9 @@ func tokenCreate(a *app) *cobra.Command {
 			return change{}, usagef("a token needs --scope: push, read, operate, admin, call or announce")
 		}
 		never := expires == "never"
+		var ends operator.Moment
 		if !never {
-			if g.ExpiresAt, err = a.moment("expires", expires); err != nil {
+			if ends, err = moment("expires", expires); err != nil {
 				return change{}, err
 			}
 		}
@@ -117,7 +118,7 @@ func tokenCreate(a *app) *cobra.Command {
 				in := body(by, "name", g.Name, "scopes", g.Scopes, "applications", g.Applications, "queues", g.Queues,
 					"flows", g.Flows, "priority_max", g.PriorityMax, "rate", g.Rate, "burst", g.Burst,
 					"gpu_ms", g.GPUMS, "gpu_period", g.GPUPeriod,
-					"expires_at", g.ExpiresAt, "never_expires", never)
+					"expires_at", ends, "never_expires", never)
 				made, err := posted[secretMade](ctx, api, "/v1/tokens", in)
 				return made.Secret, err
 			},
@@ -136,7 +137,7 @@ func tokenRotate(a *app) *cobra.Command {
 	c.Flags().StringVar(&expires, "expires", "",
 		"when the new one ends, or in how long; without it, it lasts as long as the one before was to")
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
-		ends, err := a.moment("expires", expires)
+		ends, err := moment("expires", expires)
 		if err != nil {
 			return change{}, err
 		}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
@@ -35,7 +34,7 @@ var verbRoutes = map[operator.Verb]string{
 
 // carryOut does a verb on the thing of a name or an id. Until, if not zero, is when a pause ends by itself. It returns
 // what is worth telling.
-func (c conn) carryOut(ctx context.Context, v operator.Verb, thing any, by invalidation.By, until time.Time,
+func (c conn) carryOut(ctx context.Context, v operator.Verb, thing any, by invalidation.By, until operator.Moment,
 ) (string, error) {
 	path := at(verbRoutes[v], thing)
 	switch {

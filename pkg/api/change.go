@@ -72,7 +72,7 @@ func (r Reasoned) by(ctx context.Context) invalidation.By { return r.Body.by(ctx
 type Pausing struct{ Body UntilBody }
 
 func (p Pausing) by(ctx context.Context) invalidation.By { return p.Body.by(ctx) }
-func (p Pausing) until() time.Time                       { return p.Body.Until.Time }
+func (p Pausing) until() operator.Moment                 { return p.Body.Until.Moment }
 
 // UntilBody is the body of a pause.
 type UntilBody struct {
@@ -136,10 +136,14 @@ func verb[I interface {
 func pauseVerb[I interface {
 	thing() any
 	by(context.Context) invalidation.By
-	until() time.Time
+	until() operator.Moment
 }](a *API, v operator.Verb, r route) {
 	pausing(a, r, func(ctx context.Context, in *I) (*operator.Replaced, error) {
-		return a.operator.Do(ctx, v, (*in).thing(), (*in).by(ctx), (*in).until())
+		until, err := a.operator.At(ctx, (*in).until())
+		if err != nil {
+			return nil, err
+		}
+		return a.operator.Do(ctx, v, (*in).thing(), (*in).by(ctx), until)
 	})
 }
 

@@ -1,35 +1,15 @@
 package api
 
 import (
-	"errors"
-	"time"
-
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/penstock/penstock/pkg/operator"
 )
 
-// Moment is a time in a body, written as RFC 3339 has it or as a duration from now, as the CLI takes it.
+// Moment is an operator.Moment in a body or a query.
 type Moment struct {
-	time.Time
+	operator.Moment
 	unreadable bool // in a body, see Resolve
-}
-
-var errMoment = errors.New("want a time such as 2026-01-31T12:00:00Z, or a duration from now such as 30m")
-
-// UnmarshalText reads either form. A duration must be positive.
-func (m *Moment) UnmarshalText(text []byte) error {
-	if d, err := time.ParseDuration(string(text)); err == nil {
-		if d <= 0 {
-			return errMoment
-		}
-		m.Time = time.Now().Add(d)
-		return nil
-	}
-	t, err := time.Parse(time.RFC3339, string(text))
-	if err != nil {
-		return errMoment
-	}
-	m.Time = t
-	return nil
 }
 
 // UnmarshalJSON reads a JSON text; null is the zero time. It leaves the refusal to Resolve: an error of its own would
@@ -48,7 +28,7 @@ func (m *Moment) Resolve(_ huma.Context, path *huma.PathBuffer) []error {
 	if !m.unreadable {
 		return nil
 	}
-	return []error{&huma.ErrorDetail{Location: path.String(), Message: errMoment.Error()}}
+	return []error{&huma.ErrorDetail{Location: path.String(), Message: operator.ErrMoment.Error()}}
 }
 
 // Schema describes it as a text: no format has both forms.

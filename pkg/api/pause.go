@@ -20,8 +20,12 @@ func (a *API) pauseRoutes() {
 		Body pauseBody
 	},
 	) (*operator.Replaced, error) {
+		until, err := a.operator.At(ctx, in.Body.Until.Moment)
+		if err != nil {
+			return nil, err
+		}
 		return a.operator.Pause(ctx, operator.Subject{Scope: in.Body.Scope, Value: in.Body.Value, Queue: in.Queue},
-			in.Body.by(ctx), in.Body.Until.Time)
+			in.Body.by(ctx), until)
 	})
 	change(a, route{
 		method: "DELETE", path: all, id: "resume", summary: "End a pause",

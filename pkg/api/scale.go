@@ -173,5 +173,9 @@ type deploymentOverride struct {
 
 func (a *API) overrideDeployment(ctx context.Context, in *deploymentOverride) error {
 	b := in.Body
-	return a.operator.SetScaleOverride(ctx, b.Deployment, &b.Instances, b.Until.Time, b.by(ctx))
+	until, err := a.operator.At(ctx, b.Until.Moment)
+	if err != nil {
+		return err
+	}
+	return a.operator.SetScaleOverride(ctx, b.Deployment, &b.Instances, until, b.by(ctx))
 }

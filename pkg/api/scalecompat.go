@@ -84,7 +84,10 @@ type overrideSet struct {
 }
 
 func (a *API) compatScale(ctx context.Context, in *compatAmount) (*answer[overrideSet], error) {
-	until := untilOr(in.Until, scaleFor)
+	until, err := a.untilOr(ctx, in.Until, scaleFor)
+	if err != nil {
+		return nil, err
+	}
 	var set overrideSet
 	// The number is read under the lock: of two additions at once the second one begins where the first ends.
 	change := func(d *operator.Database, _ bool) error {
@@ -102,17 +105,17 @@ func (a *API) compatScale(ctx context.Context, in *compatAmount) (*answer[overri
 }
 
 // untilOr is a moment that was given, or the end of a time from now.
-func untilOr(given Moment, otherwise time.Duration) time.Time {
+func (a *API) untilOr(ctx context.Context, given Moment, otherwise time.Duration) (time.Time, error) {
 	if given.IsZero() {
-		return time.Now().Add(otherwise)
+		given.In = otherwise
 	}
-	return given.Time
+	return a.operator.At(ctx, given.Moment)
 }
 
 // desiredOf is how many instances a deployment is to have now.
 func desiredOf(d operator.Deployment) int {
 	switch {
-	case d.Override != nil && d.OverrideUntil != nil && time.Now().Before(*d.OverrideUntil):
+	case d.Overridden:
 		return int(*d.Override)
 	case d.Orders != nil:
 		return d.Orders.Desired
@@ -214,7 +217,11 @@ func (a *API) compatScheduleExternally(ctx context.Context, in *compatExternal) 
 	if chosen < 0 {
 		return nil, fmt.Errorf("external deployment %q of model %q: %w", b.Provider, b.Model, invalidation.ErrNotFound)
 	}
-	set, err := overrideFor(ctx, a.operator, all[chosen], b.Replicas, untilOr(b.Until, externalFor), b.by(ctx))
+	until, err := a.untilOr(ctx, b.Until, externalFor)
+	if err != nil {
+		return nil, err
+	}
+	set, err := overrideFor(ctx, a.operator, all[chosen], b.Replicas, until, b.by(ctx))
 	if err != nil {
 		return nil, err
 	}

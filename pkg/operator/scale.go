@@ -24,6 +24,7 @@ type Deployment struct {
 	Decides       bool            `json:"decides"` // it is filled first: its policy decides the number of the model
 	Override      *int32          `json:"override,omitempty"`
 	OverrideUntil *time.Time      `json:"override_until,omitempty"`
+	Overridden    bool            `json:"overridden" doc:"There is an override, and it has not ended, by the database's clock."`
 	OverrideBy    string          `json:"override_by,omitempty"`
 	OnDemand      bool            `json:"on_demand"`
 	CreatedAt     time.Time       `json:"created_at"`
@@ -89,7 +90,8 @@ type DeploymentDetail struct {
 const deploymentsSQL = `
 SELECT d.name, d.model, d.backend, d.mode, d.policy, d.target, d.template,
        coalesce(d.template_hash, '') AS template_hash, d.cost, d.fill_order, d.decides,
-       d.override, penstock.json_time(d.override_until) AS override_until, coalesce(d.override_by, '') AS override_by,
+       d.override, penstock.json_time(d.override_until) AS override_until,
+       coalesce(d.override_until > clock_timestamp(), false) AS overridden, coalesce(d.override_by, '') AS override_by,
        d.on_demand, d.created_at, d.changed_at,
        CASE WHEN s.model IS NOT NULL THEN to_jsonb(s) - ARRAY['model', 'state', 'counters', 'arrived'] END AS state,
        CASE WHEN o.name IS NOT NULL THEN jsonb_build_object('desired', o.desired, 'order_id', o.order_id,

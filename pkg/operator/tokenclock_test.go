@@ -10,20 +10,7 @@ import (
 
 // A leader whose clock was behind the database's made tokens that had ended.
 func TestLifetimesOfTokensGoByTheDatabasesClock(t *testing.T) {
-	pool := pgtest.New(t)
-	if _, err := pool.Exec(t.Context(), `CREATE SCHEMA ahead;
-		CREATE FUNCTION ahead.clock_timestamp() RETURNS timestamptz LANGUAGE sql
-		    AS $$ SELECT pg_catalog.clock_timestamp() + interval '2 hours' $$`); err != nil {
-		t.Fatal(err)
-	}
-	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(t.Context())
-	if _, err := tx.Exec(t.Context(), `SET LOCAL search_path = ahead, pg_catalog`); err != nil {
-		t.Fatal(err)
-	}
+	tx := pgtest.ClockAhead(t, pgtest.New(t), `2 hours`)
 	d, by := New(tx), invalidation.By{Actor: "ada", Reason: "test"}
 	g := Grant{Name: "ci", Scopes: []string{"read"}, Lifetime: time.Hour}
 	if _, err := d.CreateToken(t.Context(), g, by); err != nil {
