@@ -333,7 +333,8 @@ func undecided(err error) bool {
 	case code != "": // the server refused it, unless it ended the session, perhaps while the commit waited
 		return strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P")
 	}
-	return isA[*url.Error](err) || errors.Is(err, context.DeadlineExceeded) || postgres.Disconnected(err)
+	return isA[*url.Error](err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
+		postgres.Disconnected(err)
 }
 
 // report writes what went wrong and what to do next, and returns the exit code.
@@ -345,10 +346,14 @@ func (a *app) report(ctx context.Context, err error) int {
 	case errors.As(err, &found):
 		return found.code
 	case ctx.Err() != nil:
-		if isA[partialError](err) {
+		partial := isA[partialError](err)
+		if partial {
 			fmt.Fprintln(a.err, a.paint(red, "penstock:"), shownError(err))
 		}
 		fmt.Fprintln(a.err, "penstock: interrupted")
+		if isA[undecidedError](err) && !partial {
+			fmt.Fprintln(a.err, "next:", a.lookFirst())
+		}
 		return exitInterrupted
 	}
 	fmt.Fprintln(a.err, a.paint(red, "penstock:"), shownError(err))
@@ -357,12 +362,17 @@ func (a *app) report(ctx context.Context, err error) int {
 		next = cmp.Or(a.seeState, next)
 	}
 	if isA[undecidedError](err) {
-		next = "whether it was done is not known: " + cmp.Or(a.seeState, "see that") + "; look before you repeat it"
+		next = a.lookFirst()
 	}
 	if next != "" {
 		fmt.Fprintln(a.err, "next:", next)
 	}
 	return code
+}
+
+// lookFirst is the next step after an undecidedError.
+func (a *app) lookFirst() string {
+	return "whether it was done is not known: " + cmp.Or(a.seeState, "see that") + "; look before you repeat it"
 }
 
 // kindOf looks err up in the table: its exit code, and what to do next, which may be empty.

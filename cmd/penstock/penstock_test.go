@@ -286,6 +286,7 @@ func TestErrorsThatLeaveAChangeUndecided(t *testing.T) {
 	}{
 		{nil, false},
 		{fmt.Errorf("commit: %w", context.DeadlineExceeded), true},
+		{fmt.Errorf("commit: %w", context.Canceled), true}, // Ctrl-C
 		{fmt.Errorf("commit: %w", io.ErrUnexpectedEOF), true},
 		{&pgconn.PgError{Code: "57P01"}, true}, // the session was ended, perhaps while its commit waited for a standby
 		{&pgconn.PgError{Code: "57014"}, false},

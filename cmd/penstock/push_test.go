@@ -113,6 +113,34 @@ func TestAnInterruptedOperationSaysThatItGoesOn(t *testing.T) {
 	}
 }
 
+// A change that was interrupted after it was sent may be in force, as one that timed out.
+func TestAnInterruptedChangeSaysThatItMayHaveBeenMade(t *testing.T) {
+	for line, says := range map[string]string{
+		"queue pause mails --reason test": "penstock: interrupted\nnext: whether it was done is not known: penstock queue show prints its state; look before you repeat it\n",
+		"queue show mails":                "penstock: interrupted\n",
+	} {
+		ctx, interrupt := context.WithCancel(t.Context())
+		mux := http.NewServeMux()
+		mux.HandleFunc("/v1/queues/mails/pause", func(_ http.ResponseWriter, r *http.Request) {
+			interrupt()
+			<-r.Context().Done()
+		})
+		mux.HandleFunc("/v1/queues/mails", func(w http.ResponseWriter, r *http.Request) {
+			if strings.Contains(line, "show") {
+				interrupt()
+				<-r.Context().Done()
+			}
+			writeAnswer(w, http.StatusOK, queuesNow()[1])
+		})
+		var out, errs bytes.Buffer
+		a := newApp(strings.NewReader(""), &out, &errs, func(string) string { return "" })
+		a.handler = mux
+		if code := run(ctx, a, strings.Fields(line)); code != exitInterrupted || errs.String() != says {
+			t.Errorf("%s: exit %d, %q, want %q", line, code, errs.String(), says)
+		}
+	}
+}
+
 func TestAPushThatWaitsNamesItsEntryAndReadsItByItsKey(t *testing.T) {
 	key := ""
 	mux := http.NewServeMux()
