@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -57,6 +58,57 @@ level=ERROR msg="a step failed; trying again" duty=probes step=claim error=away 
 }
 
 // A step whose try has a context of its own has failed where that context's time is over. It had no line.
+// Claims of two lanes of a queue, of which one fails, gave a line each.
+func TestAStepThatFailsAtEverySecondTryHasFewLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var errs Errors
+		var text bytes.Buffer
+		var f FailingEach
+		log := errs.Log("node", withoutTime(&text))
+		try := func(err error) {
+			f.Note(t.Context(), log, slog.LevelError, "claim", "mails", err, "queue", "mails")
+			time.Sleep(100 * time.Millisecond)
+		}
+		for range 100 { // 20 s
+			try(errors.New("away"))
+			try(nil)
+		}
+		if n := strings.Count(text.String(), "\n"); n != 4 {
+			t.Errorf("%d lines, want one at each end, twice:\n%s", n, text.String())
+		}
+		text.Reset()
+		for range 200 { // it goes on failing
+			try(errors.New("away"))
+		}
+		try(nil)
+		if lines := text.String(); strings.Count(lines, "\n") != 2 || !strings.Contains(lines, "failures=200") {
+			t.Errorf("the lines are\n%s, want one at each end", lines)
+		}
+		if n := errs.Counts()["node"]; n != 300 {
+			t.Errorf("%d errors were counted, want each of 300", n)
+		}
+	})
+}
+
+// Each object that began to fail had all others looked through.
+func TestTimedObjectsThatFailAreNotComparedWithEachOther(t *testing.T) {
+	note := func(n int) time.Duration {
+		log, err, least := slog.New(slog.DiscardHandler), errors.New("away"), time.Hour
+		for range 3 {
+			var f FailingEach
+			start := time.Now()
+			for i := range n {
+				f.Note(t.Context(), log, slog.LevelInfo, "probe", strconv.Itoa(i), err)
+			}
+			least = min(least, time.Since(start))
+		}
+		return least
+	}
+	if few, many := note(2000), note(20_000); many > 100*few {
+		t.Errorf("2,000 objects take %v, 20,000 %v", few, many)
+	}
+}
+
 func TestAStepThatTakesTooLongHasALine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
