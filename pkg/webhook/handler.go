@@ -145,15 +145,17 @@ func (h *Handler) mayLog() bool {
 }
 
 // firstAttemptSQL reads how many seconds ago the first attempt of entry $2 of queue $1 ended in an error, since it was
-// accepted or an operator had it tried again.
+// accepted or an operator had it tried again. One of a time to come was made while the clock was ahead: its age is not
+// known.
 const firstAttemptSQL = `
 SELECT extract(epoch FROM clock_timestamp() - max((h.note->>'at')::timestamptz))::float8
   FROM penstock.entry e
  CROSS JOIN LATERAL jsonb_array_elements(e.history) h(note)
- WHERE e.queue_id = $1 AND e.id = $2 AND h.note->>'attempt' = '1'`
+ WHERE e.queue_id = $1 AND e.id = $2 AND h.note->>'attempt' = '1'
+   AND (h.note->>'at')::timestamptz <= clock_timestamp()`
 
-// sinceFirstAttempt is the time since the first attempt of a message, 0 before it. Where its history does not have that
-// attempt any more, it is the time since it was accepted.
+// sinceFirstAttempt is the time since the first attempt of a message, 0 before it. Where its history does not tell when
+// that was, it is the time since it was accepted.
 func (h *Handler) sinceFirstAttempt(ctx context.Context, r *invalidation.Run) (time.Duration, error) {
 	if r.Entry.Attempt == 0 {
 		return 0, nil

@@ -37,6 +37,23 @@ func TestCallbackWaitsForAKey(t *testing.T) {
 	d.must(d.deliver())
 }
 
+// The first attempt was made while the database's clock was a year ahead: the message waited for a year and three days.
+func TestUnracedACallbackThatWasTriedInTimeToComeEnds(t *testing.T) {
+	d := newFixture(t, atHome)
+	d.handler.vault = Vault{}
+	d.finishWork(d.receiver.URL)
+	_ = d.deliver()
+	_, err := d.pool.Exec(d.ctx, `
+	    UPDATE penstock.entry_webhook
+	       SET created_at = created_at - interval '100 hours',
+	           history = jsonb_set(history, '{0,at}', to_jsonb((history->0->>'at')::timestamptz + interval '1 year'))`)
+	d.must(err)
+	_ = d.deliver()
+	if n := d.count(`SELECT count(*) FROM penstock.failure WHERE class = 'secret'`); n != 1 {
+		t.Errorf("%d callbacks have failed, want the one that is 100 hours old", n)
+	}
+}
+
 // A secret that nobody can read any more keeps its messages for as long as a receiver that is down, and so does the secret
 // of a client. One that was accepted long ago, and was never tried, has the whole time.
 func TestUnracedACallbackWhoseSecretCannotBeReadEnds(t *testing.T) {
