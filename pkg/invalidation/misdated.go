@@ -13,9 +13,11 @@ type DuePlace struct {
 }
 
 // misdated is the condition of entries that were retried by a clock that was ahead: their last error is of a time to
-// come. A minute is for clocks that differ by little, as those of two servers of which one takes over.
+// come, and they are due no sooner, as they would be had they been snoozed since. A minute is for clocks that differ by
+// little, as those of two servers of which one takes over. Entries that were snoozed by such a clock are not among
+// them: their due time cannot be told from one that was wanted, as that of a push, and nothing else of them has a time.
 const misdated = `CASE WHEN attempt > 0 THEN (history->-1->>'at')::timestamptz END
-       > clock_timestamp() + interval '1 minute'`
+       BETWEEN clock_timestamp() + interval '1 minute' AND due_at + interval '1 minute'`
 
 // misdatedSQL finds misdated entries among the next $3 that are due in more than a minute, behind the place $1, $2.
 const misdatedSQL = `

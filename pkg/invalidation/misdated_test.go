@@ -14,6 +14,9 @@ func TestRetryByAClockThatWasAheadWaitsAsLongAsItWasTo(t *testing.T) {
 	for _, l := range locks {
 		b.settle(last(Retry(l, l.Entries[0].ID, Failure{Error: "no"}, time.Hour, 0)))
 	}
+	// One failed by that clock as well, and was snoozed for an hour after it was set right.
+	b.exec(b.pool, `UPDATE penstock.entry SET
+		history = jsonb_set(history, '{-1,at}', to_jsonb((history->-1->>'at')::timestamptz + interval '1 year')) WHERE id = $1`, ids[2])
 	b.exec(b.pool, `SELECT penstock.push('work', '{}', due_at => now() + n * interval '30 days') FROM generate_series(1, 20) n`)
 	b.exec(b.pool, `UPDATE penstock.entry SET due_at = due_at + interval '1 year',
 		history = jsonb_set(history, '{-1,at}', to_jsonb((history->-1->>'at')::timestamptz + interval '1 year')) WHERE id = ANY ($1)`, ids[:2])
