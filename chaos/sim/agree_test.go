@@ -268,8 +268,8 @@ func (w *twins) operation() {
 	case roll < 96:
 		claim := int32(1 + w.random.IntN(int(w.claims)+1))
 		w.both(fmt.Sprintf("reclaim %d of node %d from %s", claim, node, queue), func(s *side) (string, error) {
-			locks, err := s.queues[queue].Reclaim(context.Background(), invalidation.NodeID(node), claim)
-			return s.describe(queue, locks), err
+			found, err := s.queues[queue].Reclaim(context.Background(), invalidation.NodeID(node), claim)
+			return s.describe(queue, found.Locks), err
 		})
 	case roll < 97:
 		w.both("first unlocked row of "+queue, func(s *side) (string, error) {

@@ -447,7 +447,8 @@ BEGIN
 END $$;
 
 -- refund gives back the units that locks, which the caller has locked, took out of token buckets
--- for entries that are being cancelled and still exist, and where rest is true for all that are left of the lock.
+-- for as many entries as `cancelled` says, and where rest is true for all that are left of the lock, but no more than
+-- its record counts: others may have come into line since.
 -- Units that were taken before the limit changed are not given back.
 -- Locks: rows of bucket by limit and then by flow or lock key, as charge_lanes.
 -- Callers: pkg/invalidation.
@@ -467,13 +468,14 @@ BEGIN
     FOR r IN SELECT u.limit_id, CASE WHEN g.per_key THEN k.key WHEN g.per_flow THEN l.flow
         ELSE '' END COLLATE "C" AS scope,
                     sum(u.units * (CASE WHEN NOT k.rest THEN k.cancelled WHEN penstock.is_solo(k.key) THEN 1 ELSE
-                        (SELECT count(*) FROM penstock.entry e WHERE e.queue_id = queue AND e.lock_key = k.key
-                         AND e.status = 'pending'
-                                                                 AND e.priority >= 0 AND e.id <= l.last_entry_id) END)) AS units
+                        least(l.entry_count, (
+                            SELECT count(*) FROM penstock.entry e
+                             WHERE e.queue_id = queue AND e.lock_key = k.key
+                               AND penstock.claimable(e.status, e.priority) AND e.id <= l.last_entry_id)) END)) AS units
                FROM penstock.limit_use u
                JOIN penstock."limit" g ON g.id = u.limit_id
               CROSS JOIN unnest(keys, tokens, cancelled, rest) k(key, token, cancelled, rest)
-              CROSS JOIN LATERAL (SELECT x.flow, x.claimed_at, x.last_entry_id FROM penstock.lock x
+              CROSS JOIN LATERAL (SELECT x.flow, x.claimed_at, x.last_entry_id, x.entry_count FROM penstock.lock x
                                    WHERE x.queue_id = queue AND x.lock_key = k.key AND x.token = k.token OFFSET 0) l
               WHERE u.queue_id = queue AND g.rate IS NOT NULL AND l.claimed_at >= u.since
               GROUP BY 1, 2 ORDER BY 1, 2

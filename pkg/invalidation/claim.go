@@ -56,6 +56,9 @@ type Claimed struct {
 	// Refunded reports that the claim gave units back to token buckets, of entries that it counted and did not get. A
 	// claim that was refused for a rate just before may find units now.
 	Refunded bool
+	// Requeued is where keys are ready again that the claim locked, and of which it found no entry that it may run. No
+	// hint tells of them.
+	Requeued []LaneHead
 	// LowWater is the position from which the next claim of the lane may begin, which saves it a walk over
 	// dead rows. A row may come in behind it: begin at 0 about once a second.
 	LowWater int64
@@ -314,33 +317,21 @@ func (q *Queue) claim(ctx context.Context, r LanesRequest, form claimForm) ([]Cl
 	for i := range claimed {
 		at[r.Lanes[i].Lane] = i
 	}
-	if len(groups) > 0 {
-		failed, err := q.readGroups(ctx, groups), error(nil)
-		if failed != nil && !unreadable(failed) {
-			return nil, failed
-		}
-		if failed != nil {
-			for _, l := range groups {
-				l.Entries, l.counted = nil, 0 // all go back, and some may not have been read
-			}
-		}
-		if err := q.refundUncovered(ctx, groups); err != nil {
-			return nil, err
-		}
-		for _, l := range groups {
-			if q.rates != rateNone && (len(l.Entries) == 0 || len(l.Entries) < l.counted) {
-				claimed[at[l.Lane]].Refunded = true
-			}
-		}
-		groups, err = q.handBackEmpty(ctx, r.Node, groups)
-		if err == nil && failed != nil {
-			err = q.failUnreadable(ctx, r.Lanes, r.Limit, failed)
-		}
-		if err != nil {
-			return nil, err
-		}
+	covered, err := q.cover(ctx, r.Node, groups)
+	if err == nil && covered.unreadable != nil {
+		err = q.failUnreadable(ctx, r.Lanes, r.Limit, covered.unreadable)
+	}
+	if err != nil {
+		return nil, err
 	}
 	for _, l := range groups {
+		c := &claimed[at[l.Lane]]
+		c.Refunded = c.Refunded || q.rates != rateNone && l.uncovered()
+		if l.Requeued != nil {
+			c.Requeued = append(c.Requeued, *l.Requeued)
+		}
+	}
+	for _, l := range covered.locks {
 		c := &claimed[at[l.Lane]]
 		c.Locks = append(c.Locks, l)
 	}
@@ -353,24 +344,3 @@ func (q *Queue) claim(ctx context.Context, r LanesRequest, form claimForm) ([]Cl
 // limitUncounted is the SQLSTATE of penstock.charge_lanes: since the claim began, a limit came so near that
 // its use must be counted. Nothing was claimed; the next claim counts.
 const limitUncounted = postgres.SerializationFailure
-
-// handBackEmpty ends locks that cover nothing, and returns the others. The claim's snapshot may show entries of a
-// key that ended before the claim locked it.
-func (q *Queue) handBackEmpty(ctx context.Context, node NodeID, locks []*Lock) ([]*Lock, error) {
-	var empty []Ending
-	full := locks[:0]
-	for _, l := range locks {
-		if len(l.Entries) > 0 {
-			full = append(full, l)
-			continue
-		}
-		e := Release(l, 0, 0)
-		e.Last = true
-		empty = append(empty, e)
-	}
-	if len(empty) == 0 {
-		return full, nil
-	}
-	_, err := q.Settle(ctx, node, empty)
-	return full, err
-}

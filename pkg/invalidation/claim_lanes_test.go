@@ -160,7 +160,7 @@ func TestReclaimFindsAllLanesOfAClaim(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushFlows("a", "b", "c")
 	b.claimLanes(100, flowLanes("c", "a", "b")...) // and suppose that nobody heard
-	again, err := b.q.Reclaim(b.ctx, here, b.n)
+	again, err := locksIn(b.q.Reclaim(b.ctx, here, b.n))
 	if err != nil || len(again) != 3 {
 		t.Fatalf("found %d locks (%v), want 3", len(again), err)
 	}

@@ -2,6 +2,7 @@ package invalidation
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -228,4 +229,45 @@ func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
 	})
 	q.sizes.read(groups)
 	return q.errorf("read groups claimed from", err)
+}
+
+// coverage is what locks of a claim cover.
+type coverage struct {
+	locks      []*Lock // those that cover entries
+	unreadable error   // entries of groups cannot be read; all groups were handed back
+}
+
+// cover reads the entries of locked groups, gives back to token buckets what the claim counted beyond those, and ends
+// the locks that cover nothing: the claim's snapshot may show entries of a key that ended before the claim locked it.
+// These have Requeued set, see Settle.
+func (q *Queue) cover(ctx context.Context, node NodeID, locks []*Lock) (c coverage, err error) {
+	groups := slices.DeleteFunc(slices.Clone(locks), (*Lock).Solo)
+	if len(groups) > 0 {
+		c.unreadable = q.readGroups(ctx, groups)
+		if c.unreadable != nil && !unreadable(c.unreadable) {
+			return coverage{}, c.unreadable
+		}
+	}
+	if c.unreadable != nil {
+		for _, l := range groups {
+			l.Entries = nil // some may not have been read
+		}
+	}
+	if err := q.refundUncovered(ctx, locks); err != nil {
+		return coverage{}, err
+	}
+	var empty []Ending
+	for _, l := range locks {
+		if len(l.Entries) > 0 {
+			c.locks = append(c.locks, l)
+			continue
+		}
+		e := Release(l, 0, 0)
+		e.Last = true
+		empty = append(empty, e)
+	}
+	if len(empty) > 0 {
+		_, err = q.Settle(ctx, node, empty)
+	}
+	return c, err
 }

@@ -241,7 +241,7 @@ func TestReclaimFindsAClaimWhoseAnswerWasLost(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.push("", "K", "K")
 	claimed := b.claim(9) // and suppose that nobody heard
-	again, err := b.q.Reclaim(b.ctx, here, b.n)
+	again, err := locksIn(b.q.Reclaim(b.ctx, here, b.n))
 	if err != nil || len(again) != len(claimed) {
 		t.Fatalf("found %d locks (%v), want %d", len(again), err, len(claimed))
 	}
@@ -250,7 +250,7 @@ func TestReclaimFindsAClaimWhoseAnswerWasLost(t *testing.T) {
 	if !slices.Equal(got, ids) {
 		t.Fatalf("found entries %v, want %v", got, ids)
 	}
-	if none, err := b.q.Reclaim(b.ctx, here, b.n+1); err != nil || len(none) != 0 {
+	if none, err := locksIn(b.q.Reclaim(b.ctx, here, b.n+1)); err != nil || len(none) != 0 {
 		t.Fatalf("found %d locks (%v) of a claim that never was", len(none), err)
 	}
 	b.settle(doneAll(again...)...)

@@ -18,7 +18,7 @@ type Ending struct {
 	result   json.RawMessage
 	failure  Failure
 	delay    time.Duration
-	started  bool // of a release: start_by binds the entry no more
+	started  bool // of a release, a cancel or an expiry: the run had begun, and start_by binds the entry no more
 	reason   string
 	throttle throttleOrder
 	ran      time.Duration

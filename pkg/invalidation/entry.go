@@ -57,6 +57,7 @@ type Lock struct {
 	delay      time.Duration               // the longest delay of an entry that was released
 	handedBack bool                        // an entry was released
 	counted    int                         // entries of a group that the claim covered, and charged to token buckets
+	paid       map[EntryID]bool            // of a group under a rate: entries that began, or were refunded alone
 	quantum    int                         // what the claim let it cover at most; 0 for a solo entry
 	position   int64                       // of the ready row that it was claimed by
 	tid        pgtype.TID                  // of a solo entry's lock record, if the claim returned it: see finishSoloSQL

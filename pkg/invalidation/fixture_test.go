@@ -159,6 +159,9 @@ func (b *bed) claimOne() *Lock {
 	return locks[0]
 }
 
+// locksIn are the locks of an answer to a claim.
+func locksIn(c Claimed, err error) ([]*Lock, error) { return c.Locks, err }
+
 // settle records endings and wants every token to be ours still.
 func (b *bed) settle(endings ...Ending) {
 	b.Helper()

@@ -169,9 +169,13 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 	notBegun := errors.Is(err, postgres.ErrNotBegun)
 	switch {
 	case errors.Is(err, ErrCancelled):
-		return Cancel(l, id, err.Error())
+		e := Cancel(l, id, err.Error())
+		e.started = r.worked(!notBegun)
+		return e
 	case errors.Is(err, ErrFinishBy):
-		return Expire(l, id, err.Error())
+		e := Expire(l, id, err.Error())
+		e.started = r.worked(!notBegun)
+		return e
 	case errors.Is(err, ErrConflict), !a.unrepeatable && (errors.Is(err, ErrLeaseLost) || errors.Is(err, ErrDraining)):
 		e := Release(l, id, 0)
 		e.started = r.worked(!notBegun)

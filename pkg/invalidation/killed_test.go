@@ -30,7 +30,7 @@ func TestAClaimerThatIsKilledBeforeItsCommitTakesNothing(t *testing.T) {
 	if n := b.settleOn(b.pool, doneAll(c.Locks...)...); n != 0 {
 		t.Errorf("%d tokens of a claim that never was are accepted", n)
 	}
-	if found, err := b.q.Reclaim(b.ctx, there, 1); len(found) != 0 || err != nil {
+	if found, err := locksIn(b.q.Reclaim(b.ctx, there, 1)); len(found) != 0 || err != nil {
 		t.Errorf("found %d locks of a claim that never was (%v)", len(found), err)
 	}
 	again := b.claim(9)

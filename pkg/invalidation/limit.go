@@ -6,102 +6,151 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// refundSQL gives back what locks $2 with tokens $3 took out of token buckets: for $4 entries that the lock
-// does not cover, for those that have not run, where $5 says so, and for entries $6 under tokens $7 that are
-// about to end cancelled. Of all that are left of a lock those that have run stay paid: a second row of the lock
-// with their number, negative, and $5 false. An entry that has ended is not refunded again, however often its
-// ending is settled.
+// refundSQL gives back what locks $2 with tokens $3 took out of token buckets: for $4 of their entries, for entries $6
+// under tokens $7 that are about to end before they ran, and, where $5 says so, for what the table has left of the
+// lock. An entry that has ended is not refunded again, however often its ending is settled.
 const refundSQL = `
 SELECT penstock.refund($1, $2, $3, ARRAY(
-       SELECT (k.uncovered + (SELECT count(*)
-                                FROM unnest($6::bigint[], $7::bigint[]) c(id, token)
-                               CROSS JOIN LATERAL (SELECT FROM penstock.entry_X WHERE queue_id = $1
-                                   AND id = c.id OFFSET 0) e
-                               WHERE c.token = k.token AND k.uncovered >= 0))::int
-         FROM unnest($3::bigint[], $4::int[]) WITH ORDINALITY k(token, uncovered, ord) ORDER BY ord), $5)`
+       SELECT (k.unrun + (SELECT count(*)
+                            FROM unnest($6::bigint[], $7::bigint[]) c(id, token)
+                           CROSS JOIN LATERAL (SELECT FROM penstock.entry_X WHERE queue_id = $1
+                               AND id = c.id OFFSET 0) e
+                           WHERE c.token = k.token))::int
+         FROM unnest($3::bigint[], $4::int[]) WITH ORDINALITY k(token, unrun, ord) ORDER BY ord), $5)`
 
 // refunds are the arguments of refundSQL.
 type refunds struct {
-	keys      []string
-	tokens    []Token
-	uncovered []int32
-	rest      []bool
-	cancelled []EntryID
-	under     []Token // of cancelled
+	keys    []string
+	tokens  []Token
+	unrun   []int32
+	rest    []bool
+	removed []EntryID
+	under   []Token // of removed
 }
 
-// lock adds a row of a lock.
-func (r *refunds) lock(key string, token Token, uncovered int32, rest bool) {
+// lock adds a lock, and returns its index.
+func (r *refunds) lock(key string, token Token, rest bool) int {
 	r.keys, r.tokens = append(r.keys, key), append(r.tokens, token)
-	r.uncovered, r.rest = append(r.uncovered, uncovered), append(r.rest, rest)
+	r.unrun, r.rest = append(r.unrun, 0), append(r.rest, rest)
+	return len(r.keys) - 1
 }
 
-// refundUncovered gives back to token buckets the entries that a claim counted by its snapshot, and which had
-// ended by then. What a lock that covers nothing took is given back as it ends, see addRefund.
-func (q *Queue) refundUncovered(ctx context.Context, groups []*Lock) error {
+// refundUncoveredSQL gives back what locks $2 with tokens $3 took out of token buckets for more than the $4 entries
+// that they cover. From then on their records count those alone, so that nothing is given back twice.
+const refundUncoveredSQL = `
+WITH held AS MATERIALIZED (
+    SELECT l.row, k.lock_key, k.token, k.covered, l.entry_count - k.covered AS uncovered
+      FROM (SELECT lock_key COLLATE "C" AS lock_key, token, covered
+              FROM unnest($2::text[], $3::bigint[], $4::int[]) t(lock_key, token, covered) ORDER BY 1) k
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row, entry_count FROM penstock.lock
+            WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token AND entry_count > k.covered
+              FOR UPDATE) l
+), counted AS (
+    UPDATE penstock.lock d SET entry_count = h.covered FROM held h WHERE d.ctid = h.row
+)
+SELECT penstock.refund($1, array_agg(lock_key), array_agg(token), array_agg(uncovered), array_agg(false)) FROM held`
+
+// refundUncovered gives back to token buckets the entries that a claim counted by its snapshot, and which its locks do
+// not cover: they had ended by then, or cannot be read.
+func (q *Queue) refundUncovered(ctx context.Context, locks []*Lock) error {
 	if q.rates == rateNone {
 		return nil
 	}
-	var r refunds
-	for _, l := range groups {
-		if n := l.counted - len(l.Entries); n > 0 && len(l.Entries) > 0 {
-			r.lock(l.Key, l.Token, int32(n), false)
+	var keys []string
+	var tokens []Token
+	var covered []int32
+	for _, l := range locks {
+		if l.uncovered() {
+			keys, tokens = append(keys, l.Key), append(tokens, l.Token)
+			covered = append(covered, int32(len(l.Entries)))
 		}
 	}
-	if len(r.keys) == 0 {
+	if len(keys) == 0 {
 		return nil
 	}
-	_, err := q.db.Exec(ctx, q.sql.refund, q.ID, r.keys, r.tokens, r.uncovered, r.rest, []EntryID{}, []Token{})
+	_, err := q.db.Exec(ctx, refundUncoveredSQL, q.ID, keys, tokens, covered)
 	return q.errorf("refund limits of", err)
 }
 
-// Refunds reports whether settling an ending gives back what its lock took out of token buckets: for an entry that ends
-// cancelled, and for those of the lock that have not run.
+// uncovered reports that the lock covers fewer entries than its claim counted.
+func (l *Lock) uncovered() bool { return len(l.Entries) == 0 || len(l.Entries) < l.counted }
+
+// Refunds reports whether settling an ending gives back what its lock took out of token buckets: for an entry that is
+// cancelled or expires before it ran, and for those that the lock leaves and that have not run.
 func (q *Queue) Refunds(e *Ending) bool {
-	return q.rates != rateNone && (e.verb == verbCancel || q.leavesUnrun(e))
+	return q.rates != rateNone &&
+		(e.removesUnrun() || e.Last && (!e.began() || q.EndsLock(e) && len(e.Lock.Entries) > 1))
 }
 
-// leavesUnrun says that entries of the lock, which ends with e, have not run.
-func (q *Queue) leavesUnrun(e *Ending) bool {
-	return e.Last && (e.verb == verbYield || e.verb == verbRelease && !e.byHandler() ||
-		q.EndsLock(e) && len(e.Lock.Entries) > 1)
+// began reports that the entry has run, and may have used what is limited. An entry that its handler hands back has.
+func (e *Ending) began() bool {
+	switch e.verb {
+	case verbYield:
+		return false
+	case verbRelease:
+		return e.started || e.reason != ""
+	case verbCancel, verbExpire:
+		return e.started
+	default:
+		return true
+	}
 }
 
-// byHandler says that the handler handed the entry back, after it has used what is limited.
-func (e *Ending) byHandler() bool { return e.verb == verbRelease && e.reason != "" }
+// removesUnrun reports that the entry is cancelled or expires, and has not run.
+func (e *Ending) removesUnrun() bool {
+	return (e.verb == verbCancel || e.verb == verbExpire) && !e.began()
+}
 
-// addRefund refunds entries that end cancelled, and entries that their node releases before they
-// ran. An entry that a handler releases is not refunded, since the handler has used the limited resource;
-// those behind it, which go back with it, are.
+// unrun is how many entries the lock, which ends with e, leaves that have not run.
+func (l *Lock) unrun(e *Ending) int {
+	switch {
+	case len(l.Entries) > 1:
+		return len(l.Entries) - len(l.paid)
+	case e.began() || e.removesUnrun():
+		return 0
+	default:
+		return len(l.Entries)
+	}
+}
+
+// pay notes that an entry of a group has begun, or is refunded by itself.
+func (l *Lock) pay(e *Ending) {
+	if len(l.Entries) < 2 || !e.began() && !e.removesUnrun() {
+		return
+	}
+	if l.paid == nil {
+		l.paid = make(map[EntryID]bool, len(l.Entries))
+	}
+	l.paid[e.Entry] = true
+}
+
+// addRefund refunds entries that end cancelled or expired before they ran, and those that a lock leaves which have not
+// run: their node releases them, or they are behind one that a handler hands back.
 func (q *Queue) addRefund(batch *pgx.Batch, endings []Ending) {
+	if q.rates == rateNone {
+		return
+	}
 	var r refunds
 	index := map[Token]int{}
-	turnedAway := map[Token]int32{}
 	for i := range endings {
 		e := &endings[i]
-		if e.byHandler() {
-			turnedAway[e.Lock.Token]++
+		e.Lock.pay(e)
+		unrun := 0
+		if e.Last {
+			unrun = e.Lock.unrun(e)
 		}
-		if !q.Refunds(e) {
+		if unrun == 0 && !e.removesUnrun() {
 			continue
 		}
-		unrun := q.leavesUnrun(e)
 		at, seen := index[e.Lock.Token]
 		if !seen {
-			at = len(r.keys)
+			at = r.lock(e.Lock.Key, e.Lock.Token, false)
 			index[e.Lock.Token] = at
-			r.lock(e.Lock.Key, e.Lock.Token, 0, false)
 		}
-		if n := e.Lock.counted; n > 0 && len(e.Lock.Entries) == 0 {
-			r.uncovered[at] = int32(n) // of its entries some may be left, if its key is blocked
-			continue
-		}
-		r.rest[at] = r.rest[at] || unrun
-		if n := turnedAway[e.Lock.Token]; unrun && n > 0 {
-			r.lock(e.Lock.Key, e.Lock.Token, -n, false)
-		}
-		if e.verb == verbCancel {
-			r.cancelled, r.under = append(r.cancelled, e.Entry), append(r.under, e.Lock.Token)
+		r.unrun[at] += int32(unrun)
+		if e.removesUnrun() {
+			r.removed, r.under = append(r.removed, e.Entry), append(r.under, e.Lock.Token)
 		}
 	}
 	r.add(batch, q)
@@ -114,13 +163,13 @@ func (q *Queue) addRefundUnrun(batch *pgx.Batch, locks []unlocking) {
 	}
 	var r refunds
 	for _, l := range locks {
-		r.lock(l.key, l.token, 0, true)
+		r.lock(l.key, l.token, true)
 	}
 	r.add(batch, q)
 }
 
 func (r *refunds) add(batch *pgx.Batch, q *Queue) {
 	if len(r.keys) > 0 {
-		batch.Queue(q.sql.refund, q.ID, r.keys, r.tokens, r.uncovered, r.rest, r.cancelled, r.under)
+		batch.Queue(q.sql.refund, q.ID, r.keys, r.tokens, r.unrun, r.rest, r.removed, r.under)
 	}
 }

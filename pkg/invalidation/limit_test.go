@@ -451,7 +451,7 @@ func TestALateCommitBehindAClaimIsNotRunUncharged(t *testing.T) {
 	b.push("A")
 	b.want(len(b.claim(10)), 1)
 	b.commit(late)
-	again, err := b.q.Reclaim(b.ctx, here, b.n) // reads the groups of the claim as the claim does
+	again, err := locksIn(b.q.Reclaim(b.ctx, here, b.n)) // reads the groups of the claim as the claim does
 	b.must(err)
 	b.want(len(entryIDs(again...)), 1)
 	b.want(b.left(), 0)
@@ -477,7 +477,7 @@ func TestRateIsRefundedOnceForALockThatCoversNothing(t *testing.T) {
 	_, _, err = b.q.readClaim(b.ctx, LanesRequest{Node: here, ClaimID: b.n, Limit: 1, Lanes: []ClaimLane{{Lane: Lane{Priority: 1}}}, quantum: 2}, b.q.lockFirst)
 	b.must(err)
 	b.want(b.left(), 5)
-	locks, err := b.q.Reclaim(b.ctx, here, b.n)
+	locks, err := locksIn(b.q.Reclaim(b.ctx, here, b.n))
 	b.must(err)
 	b.want(len(locks), 0)
 	b.want(b.left(), 7)

@@ -28,16 +28,40 @@ SELECT l.token, l.pos AS position, e.id AS entry_id, l.lock_key, e.attempt, e.cr
 
 const awaitStandbySQL = `SELECT penstock.await_standby()`
 
-// Reclaim returns the locks of a claim whose answer was lost, none if it was not committed. It waits for a synchronous
-// standby, as the claim did: its tokens must not be given out again after a failover.
-func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) ([]*Lock, error) {
+// Reclaim returns the locks of a claim whose answer was lost, of all its lanes, none if it was not committed; of the
+// state of the lanes it returns Refunded and Requeued alone. It waits for a synchronous standby, as the claim did: its
+// tokens must not be given out again after a failover.
+func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) (Claimed, error) {
+	locks, err := q.findClaim(ctx, node, claimID)
+	if err == nil && len(locks) > 0 {
+		_, err = q.db.Exec(ctx, awaitStandbySQL)
+	}
+	if err != nil {
+		return Claimed{}, q.errorf("find claim in", err)
+	}
+	covered, err := q.cover(ctx, node, locks)
+	if err != nil {
+		return Claimed{}, q.errorf("find claim in", err)
+	}
+	// Whether the claim gave units back before its answer was lost is not known. Entries that cannot be read are left
+	// to the next claim.
+	c := Claimed{Locks: covered.locks, Refunded: q.rates != rateNone}
+	for _, l := range locks {
+		if l.Requeued != nil {
+			c.Requeued = append(c.Requeued, *l.Requeued)
+		}
+	}
+	return c, nil
+}
+
+// findClaim returns the locks of a claim, those of groups without their entries.
+func (q *Queue) findClaim(ctx context.Context, node NodeID, claimID int32) (locks []*Lock, err error) {
 	start := time.Now()
 	rows := postgres.Query(ctx, q.db, q.sql.reclaim, q.ID, node, claimID)
-	var locks, groups []*Lock
 	var row claimRow
 	var tid pgtype.TID
 	var priority int16
-	_, err := pgx.ForEachRow(rows, append(row.lock(), &tid, &priority), func() error {
+	_, err = pgx.ForEachRow(rows, append(row.lock(), &tid, &priority), func() error {
 		l := &Lock{
 			Key: row.key.String, Token: Token(row.token.Int64), Lane: Lane{priority, row.flow.String}, ClaimedAt: start,
 			position: row.position.Int64,
@@ -46,19 +70,7 @@ func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) ([]*Loc
 			l.Entries, l.tid = []Entry{row.entry()}, tid
 		}
 		locks = append(locks, l)
-		if !l.Solo() {
-			groups = append(groups, l)
-		}
 		return nil
 	})
-	if err == nil && len(locks) > 0 {
-		_, err = q.db.Exec(ctx, awaitStandbySQL)
-	}
-	if err == nil && len(groups) > 0 {
-		err = q.readGroups(ctx, groups)
-	}
-	if err != nil {
-		return nil, q.errorf("find claim in", err)
-	}
-	return q.handBackEmpty(ctx, node, locks)
+	return locks, err
 }

@@ -445,7 +445,7 @@ func TestReclaimedLocksComeInTheOrderOfTheirPlaces(t *testing.T) {
 	b.exec(b.pool, `DELETE FROM penstock.ready`)
 	b.exec(b.pool, `INSERT INTO penstock.ready SELECT * FROM public.scratch ORDER BY pos DESC`)
 	b.claim(6)
-	locks, err := b.q.Reclaim(b.ctx, here, b.n)
+	locks, err := locksIn(b.q.Reclaim(b.ctx, here, b.n))
 	if err != nil || len(locks) != 6 {
 		t.Fatalf("reclaimed %d locks: %v", len(locks), err)
 	}

@@ -100,7 +100,7 @@ func TestAClaimWithoutAnAnswerIsFoundOnceTheStandbyHasIt(t *testing.T) {
 	})
 	b.until("the lock", `SELECT count(*) FROM penstock.lock`)
 	b.waits(func() error {
-		locks, err := b.q.Reclaim(b.ctx, here, 1)
+		locks, err := locksIn(b.q.Reclaim(b.ctx, here, 1))
 		if err == nil && len(locks) != 1 {
 			t.Errorf("found %d locks", len(locks))
 		}

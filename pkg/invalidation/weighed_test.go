@@ -107,9 +107,10 @@ func TestHeavierEntryEndsTheCoverOfItsLock(t *testing.T) {
 	b.exec(tx, sql, args...)
 	b.must(early.Commit(b.ctx))
 	b.must(tx.Commit(b.ctx))
-	locks, err := b.q.Reclaim(b.ctx, here, 1)
+	found, err := b.q.Reclaim(b.ctx, here, 1)
 	b.must(err)
-	b.want(len(locks), 0) // the key was released, since its first entry is heavier than the lock
+	b.want(len(found.Locks), 0) // the key was released, since its first entry is heavier than the lock
+	b.want(found.Requeued, []LaneHead{{Lane: usual, Position: int64(later[0])}})
 	b.want(entryIDs(b.claim(10)...), append(first, later...))
 	b.want(b.unitsHeld(), 8)
 }

@@ -103,6 +103,9 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 	limited, refunded := false, false
 	for _, c := range claimed {
 		locks, limited, refunded = append(locks, c.Locks...), limited || c.Limited, refunded || c.Refunded
+		for _, head := range c.Requeued { // no other node knows
+			n.lanes.readyAgain(first.queue.ID, head)
+		}
 	}
 	if refunded {
 		n.tryLimited()
@@ -206,15 +209,15 @@ func (n *Node) resolve(
 	start := time.Now()
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		ask, end := n.bound(context.WithoutCancel(ctx))
-		locks, err := q.Reclaim(ask, r.Node, r.ClaimID)
+		found, err := q.Reclaim(ask, r.Node, r.ClaimID)
 		end()
 		if err == nil {
 			n.note(ctx, slog.LevelError, resolveStep, q, nil)
-			for _, l := range locks {
+			for _, l := range found.Locks {
 				i := slices.IndexFunc(leases, func(v *laneLease) bool { return v.lane.key.lane == l.Lane })
 				claimed[max(0, i)].Locks = append(claimed[max(0, i)].Locks, l)
 			}
-			claimed[0].Refunded = true // perhaps: by the claim, or as Reclaim handed locks back
+			claimed[0].Refunded, claimed[0].Requeued = found.Refunded, found.Requeued
 			return claimed
 		}
 		if errors.Is(err, invalidation.ErrQueueNotFound) || postgres.Code(err) == postgres.UndefinedTable {
