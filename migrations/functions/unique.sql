@@ -4,7 +4,7 @@
 -- all that is committed. A commit whose wait was cancelled, as by a client that gave it up, is visible without them,
 -- and a transaction that only reads it waits for nothing.
 -- Locks: none.
--- Callers: resolve_idempotency; pkg/invalidation.
+-- Callers: resolve_idempotency; pkg/invalidation, pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.await_standby() RETURNS void
 LANGUAGE sql AS $$
     SELECT pg_logical_emit_message(true, 'penstock', '')

@@ -44,9 +44,12 @@ func (h *Holder) LeaseWithin(ctx context.Context, model string, want int, limite
 }
 
 // slotsSQL returns a row without a slot if the node holds none.
-const slotsSQL = `SELECT instance, slot_number, slot_token, in_doubt, valid_ms FROM penstock.held_slots($1)`
+const slotsSQL = `
+SELECT instance, slot_number, slot_token, in_doubt, valid_ms
+  FROM penstock.held_slots($1) CROSS JOIN (SELECT penstock.await_standby()) standby`
 
-// Slots reads which slots of all models are the node's, those in doubt left out.
+// Slots reads which slots of all models are the node's, those in doubt left out. It waits for a synchronous standby, as
+// their leases did: after a failover that lost them other nodes could have the same slots.
 func (h *Holder) Slots(ctx context.Context) (Holding, error) {
 	held, err := h.read(ctx, slotsSQL, h.Node())
 	if err != nil {

@@ -28,7 +28,12 @@ type rack struct {
 
 func newRack(t *testing.T) *rack {
 	t.Helper()
-	r := &rack{T: t, pool: pgtest.New(t)}
+	return newRackOn(t, pgtest.New(t))
+}
+
+func newRackOn(t *testing.T, pool *pgxpool.Pool) *rack {
+	t.Helper()
+	r := &rack{T: t, pool: pool}
 	r.query(`SELECT penstock.register_model('m', '{"protocol": "openai"}', 'test')`)
 	r.query(`SELECT penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 4, '{}', 'test')`, &r.instance)
 	return r
