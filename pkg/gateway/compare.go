@@ -2,8 +2,10 @@ package gateway
 
 import (
 	"context"
+	"maps"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/pkg/slot"
 )
 
@@ -11,10 +13,8 @@ import (
 // that were handed over are used.
 func (l *Leases) compare(ctx context.Context) {
 	start := time.Now()
+	l.forget(start)
 	l.mu.Lock()
-	for _, leaser := range l.leasers {
-		leaser.leaving.ForgetBefore(start)
-	}
 	l.reading, l.granted = l.granted, false
 	l.mu.Unlock()
 	defer func() {
@@ -44,6 +44,24 @@ func (l *Leases) compare(ctx context.Context) {
 		l.align(r.pool, ours, before[r.pool], byInstance)
 	}
 	l.trustUntil(start.Add(l.trust())) // its answer says nothing about later times
+}
+
+// forget drops what the database knew before it is asked what the gateway holds, and the leasers of models that are not
+// registered any more, once they have nothing to do.
+func (l *Leases) forget(asked time.Time) {
+	registered := map[string]bool{}
+	for _, r := range l.gateway.models.all() {
+		registered[r.model.Name] = true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for model, leaser := range l.leasers {
+		leaser.leaving.ForgetBefore(asked)
+		if !registered[model] && leaser.idle() {
+			delete(l.leasers, model)
+			maps.DeleteFunc(l.failing, func(s statement, _ *duty.Failing) bool { return s.model == model })
+		}
+	}
 }
 
 // holding lists what the pools hold. Slots that come in while the question is on its way are not judged

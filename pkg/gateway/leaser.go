@@ -26,6 +26,12 @@ type leaser struct {
 	pacing leasePacing
 }
 
+// idle reports that nothing is due, and that the database knows of all slots that have left. Called with the lock of
+// the leases held.
+func (l *leaser) idle() bool {
+	return !l.running && !l.due && !l.wantsSlots && !l.offerDue && l.leaving.Empty()
+}
+
 // run does what is due until nothing is, or ctx ends.
 func (l *leaser) run(ctx context.Context) {
 	leases := l.leases

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -27,6 +28,23 @@ func awayLeases(t *testing.T) (*Leases, *sharedPool) {
 	t.Cleanup(db.Close)
 	l := NewLeases(LeasesConfig{}, startTestbed(t, nil, nil).gateway, db, func() invalidation.NodeID { return 1 })
 	return l, l.pool("m")
+}
+
+// The leaser of a model that was removed is forgotten once it has nothing to do.
+func TestTheLeaserOfARemovedModelIsForgottenOnceItIsIdle(t *testing.T) {
+	t.Parallel()
+	l, _ := awayLeases(t)
+	l.mu.Lock()
+	for _, model := range []string{"m", "removed"} {
+		l.leaser(model)
+	}
+	l.mu.Unlock()
+	l.doubt("removed in doubt", slot.Held{Instance: 1, Number: 1, Token: 1}, "no answer")
+	l.OfferIdle("removed and asked for")
+	l.compare(t.Context())
+	if got := slices.Sorted(maps.Keys(l.leasers)); !slices.Equal(got, []string{"m", "removed and asked for", "removed in doubt"}) {
+		t.Errorf("leasers of %q are left", got)
+	}
 }
 
 // While the database is away no slot can be given back: the slots that are owed stay, and serve the requests that wait.

@@ -50,6 +50,7 @@ func newDispatcher(config ServiceConfig, t tuning, db postgres.DB, registry *Reg
 		objects: config.Objects, reports: config.Reports, tuning: t, db: db, registry: registry, pool: pool, log: log,
 		waitlists: map[string]*waitlist{}, blame: newBlame(), usage: newUsageMeter(db, t, pool.holder.Node, log),
 	}
+	registry.OnChange(d.forgetWaitlists)
 	pool.idled = d.slotIdled
 	pool.preempt = d.runs.preempt
 	pool.unsupported = d.unsupported

@@ -328,7 +328,9 @@ func (p *SlotPool) changed() {
 		for _, e := range p.registry.Endpoints(model) {
 			registered[e.Server] = true
 		}
-		b.keep(registered)
+		if b.keep(registered); len(b.instances) == 0 {
+			delete(p.breaker, model)
+		}
 	}
 	p.mu.Unlock()
 	p.freed()

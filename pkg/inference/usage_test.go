@@ -310,9 +310,9 @@ func TestAnAnswerThatIsNotKeptIsWasted(t *testing.T) {
 	}
 }
 
-// Sums over models are counters: they keep what one has counted that is removed.
+// Sums over models are counters: they keep what one has counted that is removed. All else of it is forgotten.
 func TestTalliesKeepARemovedModel(t *testing.T) {
-	b := newBed(t, worker.Model{})
+	b := newBed(t, worker.Model{Batch: worker.BatchLimits{Items: 2}})
 	g := b.gpu(answers)
 	b.instance("gpu-1", g.URL, 1)
 	m := b.start(ServiceConfig{})
@@ -325,4 +325,12 @@ func TestTalliesKeepARemovedModel(t *testing.T) {
 	if n := m.Pool.Tallies()[b.model.Name].Calls; n != 1 {
 		t.Errorf("%d calls of the removed model are counted, want 1", n)
 	}
+	b.eventually("its waitlist and its breaker are forgotten", func() bool {
+		m.Dispatcher.mu.Lock()
+		waitlists := len(m.Dispatcher.waitlists)
+		m.Dispatcher.mu.Unlock()
+		m.Pool.mu.Lock()
+		defer m.Pool.mu.Unlock()
+		return waitlists == 0 && len(m.Pool.breaker) == 0
+	})
 }

@@ -79,6 +79,23 @@ func (d *Dispatcher) waitlistOf(model string) *waitlist {
 	return l
 }
 
+// forgetWaitlists drops those of models that are not registered any more, once no entry waits there.
+func (d *Dispatcher) forgetWaitlists() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for model, l := range d.waitlists {
+		if _, registered := d.registry.Model(model); registered {
+			continue
+		}
+		l.mu.Lock()
+		if len(l.waiters) == 0 {
+			l.alarm.Stop() // an entry that finds the waitlist at this moment sets it again
+			delete(d.waitlists, model)
+		}
+		l.mu.Unlock()
+	}
+}
+
 // slotIdled is called by the pool: an entry may wait for the slot.
 func (d *Dispatcher) slotIdled(model string) {
 	d.mu.Lock()

@@ -78,6 +78,9 @@ func (l *Leaving) Keep(slots ...Held) {
 	}
 }
 
+// Empty says whether no slot leaves or has left.
+func (l *Leaving) Empty() bool { return len(l.told) == 0 && !l.Due() }
+
 // Has says whether a slot leaves or has left.
 func (l *Leaving) Has(s Held) bool {
 	_, leaves := l.told[s]
