@@ -159,21 +159,8 @@ func (d *Dashboard) gatewayPages() {
 	})
 }
 
-// pool returns the pool that a form names.
-func (d *Dashboard) pool(ctx context.Context, model string) (operator.PoolShare, error) {
-	pools, err := d.db.Pools(ctx, "", modelsMax)
-	if err != nil {
-		return operator.PoolShare{}, err
-	}
-	at := slices.IndexFunc(pools, func(p operator.PoolShare) bool { return p.Model == model })
-	if at < 0 {
-		return operator.PoolShare{}, fmt.Errorf("model %q: %w", model, invalidation.ErrNotFound)
-	}
-	return pools[at], nil
-}
-
 func (d *Dashboard) poolPreview(ctx context.Context, in form) (preview, error) {
-	p, err := d.pool(ctx, in.Get("model"))
+	p, err := d.db.Pool(ctx, in.Get("model"))
 	if err != nil {
 		return preview{}, err
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"html/template"
 	"math"
-	"slices"
 	"strconv"
 	"time"
 
@@ -84,22 +83,8 @@ func (d *Dashboard) modelPages() {
 	})
 }
 
-// instance returns the instance that a form names.
-func (d *Dashboard) instance(ctx context.Context, db *operator.Database, in form) (operator.Instance, error) {
-	found, err := db.Instances(ctx, in.Get("model"), operator.InstanceKey{}, instancesMax)
-	if err != nil {
-		return operator.Instance{}, err
-	}
-	at := slices.IndexFunc(found, func(i operator.Instance) bool { return i.Server == in.Get("server") })
-	if at < 0 {
-		return operator.Instance{}, fmt.Errorf("model %q has no instance %q: %w", in.Get("model"), in.Get("server"),
-			invalidation.ErrNotFound)
-	}
-	return found[at], nil
-}
-
 func (d *Dashboard) instancePreview(ctx context.Context, in form) (preview, error) {
-	i, err := d.instance(ctx, d.db, in)
+	i, err := d.db.Instance(ctx, in.Get("model"), in.Get("server"))
 	if err != nil {
 		return preview{}, err
 	}
@@ -110,7 +95,7 @@ func (d *Dashboard) instancePreview(ctx context.Context, in form) (preview, erro
 }
 
 func (d *Dashboard) registerInstance(ctx context.Context, in form, by invalidation.By) (string, error) {
-	i, err := d.instance(ctx, d.change, in)
+	i, err := d.change.Instance(ctx, in.Get("model"), in.Get("server"))
 	if err != nil {
 		return "", err
 	}

@@ -27,3 +27,22 @@ func TestAPageOfAnUnknownModelSaysSo(t *testing.T) {
 		}
 	}
 }
+
+// Forms find a pool and an instance of which the pages have no row.
+func TestFormsFindAPoolAndAnInstanceBeyondThoseThatPagesList(t *testing.T) {
+	s := newSite(t)
+	s.exec(`INSERT INTO penstock.model (name, config) SELECT 'model-' || to_char(n, 'FM0000'), '{"protocol": "openai"}'
+	          FROM generate_series(1, $1) n`, modelsMax+1)
+	s.exec(`INSERT INTO penstock.instance (model, server, endpoint, slots)
+	        SELECT 'model-0501', 'gpu-' || to_char(n, 'FM0000'), 'http://gpu', 7 FROM generate_series(1, $1) n`, instancesMax+1)
+	b := s.as(administrator)
+	for form, want := range map[string]string{
+		"do/set_pool?model=model-0501":                        "kept for online calls",
+		"do/drain_instance?model=model-0501&server=gpu-1001":  "7 slots",
+		"do/remove_instance?model=model-0501&server=gpu-1001": "7 slots",
+	} {
+		if got := b.get(form); got.status != http.StatusOK || !strings.Contains(got.text, want) {
+			t.Errorf("GET %s: %d, lacks %q: %s", form, got.status, want, got.text)
+		}
+	}
+}

@@ -86,11 +86,13 @@ type Instance struct {
 // InstanceKey is the position of an Instance in the list.
 type InstanceKey struct{ Model, Server string }
 
-const instancesSQL = `
+const instanceColumns = `
 SELECT model, server, endpoint, state, usable, slots, held, doubtful, active, queued, draining,
        coalesce(reason, '') AS reason,
        quarantined_until, checked_at, labels
-  FROM penstock.instance_status
+  FROM penstock.instance_status`
+
+const instancesSQL = instanceColumns + `
  WHERE ($1::text IS NULL OR model = $1) AND (model, server) > ($2, $3)
  ORDER BY model, server
  LIMIT $4`
@@ -99,6 +101,13 @@ SELECT model, server, endpoint, state, usable, slots, held, doubtful, active, qu
 // given key.
 func (d *Database) Instances(ctx context.Context, model string, after InstanceKey, limit int) ([]Instance, error) {
 	return list[Instance](ctx, d.db, "instances", instancesSQL, given(model), after.Model, after.Server, page(limit))
+}
+
+// Instance returns one instance of a model, or ErrNotFound.
+func (d *Database) Instance(ctx context.Context, model, server string) (Instance, error) {
+	const sql = instanceColumns + ` WHERE model = $1 AND server = $2`
+	what := fmt.Sprintf("instance %q of model %q", server, model)
+	return show[Instance](ctx, d.db, what, invalidation.ErrNotFound, sql, model, server)
 }
 
 // RegisterInstance registers an endpoint or changes it; it ends a drain and a quarantine.

@@ -21,11 +21,13 @@ type PoolShare struct {
 	ChangedAt     *time.Time      `json:"changed_at,omitempty"`
 }
 
-const poolsSQL = `
+const poolColumns = `
 SELECT m.name AS model, r.total AS slots, r.reserved, r.batch_reserved, p.config AS policy, p.changed_at
   FROM penstock.model m
  CROSS JOIN LATERAL penstock.slot_reserves(m.name) r
-  LEFT JOIN penstock.gateway_policy p ON p.model = m.name
+  LEFT JOIN penstock.gateway_policy p ON p.model = m.name`
+
+const poolsSQL = poolColumns + `
  WHERE m.name > $1
  ORDER BY m.name
  LIMIT $2`
@@ -33,6 +35,12 @@ SELECT m.name AS model, r.total AS slots, r.reserved, r.batch_reserved, p.config
 // Pools returns the division of slots of each model, by name, from the first behind the given one.
 func (d *Database) Pools(ctx context.Context, after string, limit int) ([]PoolShare, error) {
 	return list[PoolShare](ctx, d.db, "pools", poolsSQL, after, page(limit))
+}
+
+// Pool returns the division of slots of one model, or ErrNotFound.
+func (d *Database) Pool(ctx context.Context, model string) (PoolShare, error) {
+	const sql = poolColumns + ` WHERE m.name = $1`
+	return show[PoolShare](ctx, d.db, fmt.Sprintf("pool of model %q", model), invalidation.ErrNotFound, sql, model)
 }
 
 // SetGatewayPolicy replaces the settings of a model's pool; nil brings the defaults back. Gateways read it
