@@ -46,6 +46,23 @@ func TestPagesSayWhatTheyLeaveOut(t *testing.T) {
 	}
 }
 
+// Suspicious locks beyond those that the page lists are not left out in silence.
+func TestMoreSuspiciousLocksAreSaid(t *testing.T) {
+	for n := suspectMax; n <= suspectMax+1; n++ {
+		s := newSite(t)
+		q, err := invalidation.Create(t.Context(), s.pool, "work", invalidation.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.exec(`INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id, entry_count, cost, priority, flow, lock_key)
+		        SELECT n, 1, n, n, now() - interval '1 minute', $1, 1, 1, 0, 1, '', 'key-' || n FROM generate_series(1, $2::int) n`, q.ID, n)
+		page := s.as(viewer).get("locks").text
+		if strings.Contains(page, "penstock lock verify --limit 1000") != (n > suspectMax) {
+			t.Errorf("of %d suspicious locks the page says: %.3000s", n, page)
+		}
+	}
+}
+
 // The page of locks draws the oldest 1,000 of all nodes. Threads that run one of the others are not free.
 func TestBusyThreadsAreNotDrawnAsFree(t *testing.T) {
 	s := newSite(t)

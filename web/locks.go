@@ -36,7 +36,8 @@ type locksView struct {
 	Groups   []groupRow
 	After    string // the last key of Groups, if there may be more
 
-	MoreBlocked bool // there are more than blockedRows
+	MoreBlocked  bool // there are more than blockedRows
+	MoreSuspects bool // there are more than suspectMax
 }
 
 // lockNode is a node with the picture of its locks.
@@ -138,9 +139,12 @@ func (d *Dashboard) locks(ctx context.Context, q query) (any, error) {
 	v.Locks = len(locks)
 	if v.Suspects, err = cached(ctx, d, "suspects", 2*time.Second,
 		func(ctx context.Context) ([]operator.Suspect, error) {
-			return d.db.VerifyLocks(ctx, suspectMax)
+			return d.db.VerifyLocks(ctx, 0, suspectMax+1)
 		}); err != nil {
 		return nil, err
+	}
+	if v.MoreSuspects = len(v.Suspects) > suspectMax; v.MoreSuspects {
+		v.Suspects = v.Suspects[:suspectMax]
 	}
 	if err := v.listBlocked(ctx, d); err != nil {
 		return nil, err

@@ -191,9 +191,8 @@ func allOf[T any](path string) func(context.Context, conn, []string) ([]T, error
 
 // How many rows the API returns of lists without pages.
 const (
-	causesMax   = 200
-	samplesMax  = 3000 // the newest
-	suspectsMax = 1000
+	causesMax  = 200
+	samplesMax = 3000 // the newest
 )
 
 // unpaged reads a list that the API returns in one answer, and cuts it to limit rows.

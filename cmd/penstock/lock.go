@@ -67,10 +67,11 @@ func lockVerify(a *app) *cobra.Command {
 		Args: cobra.NoArgs,
 	}
 	var limit int
+	var after int64
+	c.Flags().Int64Var(&after, "after", 0, "tokens above this one: the last of the page before")
 	limitFlag(c.Flags(), &limit, 200, "at most so many")
 	return reading(a, c, func(ctx context.Context, api conn, _ []string) error {
-		limit = min(limit, suspectsMax)
-		found, err := unpaged[operator.Suspect](ctx, api, "/v1/locks/suspects", limit)
+		found, err := list[operator.Suspect](ctx, api, "/v1/locks/suspects", limit, after)
 		if err != nil {
 			return err
 		}
@@ -87,7 +88,7 @@ func lockVerify(a *app) *cobra.Command {
 			{title: "PROBLEM", text: func(s operator.Suspect) string { return s.Problem }},
 		}, found)
 		if len(found) == limit {
-			fmt.Fprintf(a.err, "there may be more: %s\n", pageHint(limit, suspectsMax))
+			fmt.Fprintf(a.err, "there may be more: --after %d\n", found[len(found)-1].Token)
 		}
 		if err == nil && len(found) > 0 {
 			err = exitStatus{exitCritical}

@@ -86,6 +86,7 @@ func TestAFullPageOfEachListIsSaid(t *testing.T) {
 func TestHintsNameTheFlagOfTheNextPage(t *testing.T) {
 	for line, hint := range map[string]string{
 		"lock list":                  "--after 3",
+		"lock verify":                "--after 3",
 		"slot list":                  "--after 3",
 		"operation list":             "--before 3",
 		"batch list":                 "--before 3",

@@ -16,10 +16,7 @@ func (a *API) lockRoutes() {
 		method: "GET", path: "/v1/locks/suspects", id: "verify-locks",
 		summary: "Lock records that break a rule of the schema; an empty list is the normal answer",
 		scope:   read, of: ofPlatform,
-	}, func(ctx context.Context, in *struct{}) (*answer[list[operator.Suspect]], error) {
-		found, err := a.operator.VerifyLocks(ctx, 1000)
-		return pageOf(found, Paging{Limit: 1000}, nil), err
-	})
+	}, a.verifyLocks)
 	change(a, route{
 		method: "POST", path: "/v1/queues/{queue}/locks/{token}/unlock", id: "force-unlock",
 		summary: "End a lock record by hand; its key is ready again at its old position",
@@ -56,4 +53,15 @@ func (a *API) listLocks(ctx context.Context, in *lockFilter) (*answer[list[opera
 			After: after, Limit: limit,
 		})
 	}, func(l operator.Lock) int64 { return l.Token })
+}
+
+type suspectPaging struct {
+	Limit  int    `query:"limit" minimum:"1" maximum:"1000" default:"1000" doc:"How many, at most."`
+	Cursor string `query:"cursor" maxLength:"2000" doc:"The next_cursor of the page before."`
+}
+
+func (a *API) verifyLocks(ctx context.Context, in *suspectPaging) (*answer[list[operator.Suspect]], error) {
+	return paged(Paging{in.Limit, in.Cursor}, func(after int64, limit int) ([]operator.Suspect, error) {
+		return a.operator.VerifyLocks(ctx, after, limit)
+	}, func(s operator.Suspect) int64 { return s.Token })
 }

@@ -37,6 +37,10 @@ func TestPagesReachTheLastRowOfAList(t *testing.T) {
 		{"/v1/gateway/batches?", `INSERT INTO penstock.gateway_batch (id, owner, flow, endpoint, input_file_id,
 		                              output_file_id, error_file_id, completion_window, expires_at, created_at)
 		                          SELECT 'b' || n, '', '', '', '', '', '', '', 'tomorrow', '2026-01-02T03:04:05.678901Z'`, []string{"id"}},
+		{"/v1/locks/suspects?", `INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id,
+		                             entry_count, cost, priority, flow, lock_key)
+		                         SELECT n, 5000000, n, n, now() - interval '1 minute', (SELECT min(id) FROM penstock.queue), 1, 1, 0, 1,
+		                                '', 'key-' || n`, []string{"token"}},
 		{
 			"/v1/scale/minutes?model=m1&minutes=43200&", `
 		     CREATE TABLE penstock.minute_ever PARTITION OF penstock.model_minute FOR VALUES FROM (MINVALUE) TO (MAXVALUE);

@@ -56,7 +56,7 @@ type Suspect struct {
 	NodeID     NodeID  `json:"node_id"`
 	Node       string  `json:"node"`
 	AgeSeconds float64 `json:"age_seconds"`
-	Problem    string  `json:"problem"`
+	Problem    string  `json:"problem"` // several are divided by "; "
 }
 
 // suspectsSQL checks each lock against its node and its entries. It skips locks claimed within the
@@ -64,7 +64,7 @@ type Suspect struct {
 // have released a lock that came too late.
 const suspectsSQL = `
 SELECT l.queue, l.lock_key, l.token, l.node_id, coalesce(l.node, '') AS node,
-       extract(epoch FROM l.age)::float8 AS age_seconds, p.problem
+       extract(epoch FROM l.age)::float8 AS age_seconds, string_agg(p.problem, '; ') AS problem
   FROM penstock.lock_status l
   LEFT JOIN penstock.node n ON n.id = l.node_id
  CROSS JOIN LATERAL (VALUES
@@ -81,13 +81,15 @@ SELECT l.queue, l.lock_key, l.token, l.node_id, coalesce(l.node, '') AS node,
                   SELECT FROM penstock.entry e WHERE NOT penstock.is_solo(l.lock_key) AND e.queue_id = l.queue_id
                          AND e.lock_key = l.lock_key)
              THEN 'it has no entries' END)) p(problem)
- WHERE p.problem IS NOT NULL
- ORDER BY l.claimed_at, l.token
- LIMIT $1`
+ WHERE p.problem IS NOT NULL AND l.token > $1
+ GROUP BY l.queue, l.lock_key, l.token, l.node_id, l.node, l.age
+ ORDER BY l.token
+ LIMIT $2`
 
-// VerifyLocks returns the locks that are stuck or inconsistent, the oldest first; normally none.
-func (d *Database) VerifyLocks(ctx context.Context, limit int) ([]Suspect, error) {
-	return list[Suspect](ctx, d.db, "suspicious locks", suspectsSQL, page(limit))
+// VerifyLocks returns the locks that are stuck or inconsistent, with tokens above the given one, the oldest first;
+// normally none.
+func (d *Database) VerifyLocks(ctx context.Context, after int64, limit int) ([]Suspect, error) {
+	return list[Suspect](ctx, d.db, "suspicious locks", suspectsSQL, after, page(limit))
 }
 
 // Unlock is a request to end one lock by hand. Queue, key and token must all match.

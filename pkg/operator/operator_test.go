@@ -361,7 +361,7 @@ func TestVerifyLocksNamesWhatIsWrong(t *testing.T) {
 	b.claim(72, 1)
 	b.claim(73, 1)
 	suspects := func() map[NodeID]string {
-		found, err := b.d.VerifyLocks(t.Context(), 0)
+		found, err := b.d.VerifyLocks(t.Context(), 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -381,6 +381,15 @@ func TestVerifyLocksNamesWhatIsWrong(t *testing.T) {
 	got := suspects()
 	if got[71] != "it has no entries;" || got[72] != "its node has been silent for 1 m 0 s;" || got[73] != "its node lives and does not list its token;" {
 		t.Errorf("problems are %v", got)
+	}
+	// A lock with two problems is one row, and pages go on behind a row.
+	b.exec(`DELETE FROM penstock.entry`)
+	all, err := b.d.VerifyLocks(t.Context(), 0, 10)
+	if err != nil || len(all) != 3 || !strings.HasSuffix(all[1].Problem, " s; it has no entries") {
+		t.Fatalf("found %+v (%v)", all, err)
+	}
+	if rest, err := b.d.VerifyLocks(t.Context(), all[0].Token, 1); err != nil || len(rest) != 1 || rest[0].Token != all[1].Token {
+		t.Errorf("found %+v behind %d (%v)", rest, all[0].Token, err)
 	}
 }
 

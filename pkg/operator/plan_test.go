@@ -89,7 +89,7 @@ func TestUnracedPagesNeverScanTheBacklog(t *testing.T) {
 		"calls":         {callbacksSQL, `5, 3`},
 		"minutes":       {scaleMinutesSQL, `'llama', '1 hour', NULL, 50`},
 
-		"suspects":       {suspectsSQL, `50`},
+		"suspects":       {suspectsSQL, `0, 50`},
 		"models":         {modelsSQL, `'', 50`},
 		"instances":      {instancesSQL, `NULL, '', '', 50`},
 		"batches":        {batchesSQL, `NULL, NULL, 25, NULL`},
