@@ -338,6 +338,20 @@ LANGUAGE sql STABLE AS $$
        AND t.typnamespace = 'pg_catalog'::regnamespace
 $$;
 
+-- watch_changed_types returns the columns of a watched table whose type is one of a user and another than `types` says,
+-- which are those of watch_types when the table was watched. It is inlined into the functions of triggers.
+-- Callers: make_watch_function; pkg/doctor.
+CREATE OR REPLACE FUNCTION penstock.watch_changed_types(watched oid, types jsonb)
+RETURNS TABLE (name name, type oid)
+LANGUAGE sql STABLE AS $$
+    SELECT a.attname, a.atttypid
+      FROM (SELECT a.attname, a.atttypid FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+             WHERE a.attrelid = $1 AND $2 ? a.attname AND t.typnamespace <> 'pg_catalog'::regnamespace
+            OFFSET 0) a -- watch_base_type is planned anew for each column that it is called for
+     WHERE NOT EXISTS (SELECT FROM pg_type t WHERE t.oid = penstock.watch_base_type(a.atttypid)
+                          AND t.typnamespace = 'pg_catalog'::regnamespace AND t.typname = $2 ->> a.attname)
+$$;
+
 -- make_watch_function makes the function of one trigger of a watch, or replaces it, which changes neither its owner nor
 -- the trigger. The function refuses a table that is not watched, and a column whose type is another than watch_types
 -- says (SQLSTATE PS006). Its comment has these types, for penstock doctor.
@@ -359,13 +373,7 @@ DECLARE
 BEGIN
     -- The row of watch is read where the OID is another one, after a restore.
     IF TG_RELID <> %s AND NOT EXISTS (SELECT FROM penstock.watch w WHERE w.watched = TG_RELID AND w.queue_id = %s)
-       OR EXISTS (SELECT FROM (SELECT a.attname, a.atttypid FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-                                WHERE a.attrelid = TG_RELID AND %L::jsonb ? a.attname
-                                  AND t.typnamespace <> 'pg_catalog'::regnamespace
-                               OFFSET 0) a -- the function is planned anew for each column that it is called for
-                   WHERE NOT EXISTS (SELECT FROM pg_type t WHERE t.oid = penstock.watch_base_type(a.atttypid)
-                                        AND t.typnamespace = 'pg_catalog'::regnamespace
-                                        AND t.typname = %L::jsonb ->> a.attname)) THEN
+       OR EXISTS (SELECT FROM penstock.watch_changed_types(TG_RELID, %L)) THEN
         RAISE EXCEPTION 'table %% is not what is watched, or its columns have changed', TG_RELID::regclass
             USING ERRCODE = 'PS006', HINT = 'Watch the table again, in SQL: penstock.watch.';
     END IF;
@@ -379,7 +387,7 @@ BEGIN
         PERFORM penstock.push_changes(%L, part.changes);
     END LOOP;
     RETURN NULL;
-END $b$, w.watched::oid, w.queue_id, types, types, format('queue "%s" by a change of %s', queue_name, w.watched),
+END $b$, w.watched::oid, w.queue_id, types, format('queue "%s" by a change of %s', queue_name, w.watched),
         penstock.watch_changes_sql(w.watched, op, w.columns, w.keys), queue_name));
     EXECUTE format('COMMENT ON FUNCTION penstock.%I() IS %L', name, types);
     EXECUTE format('REVOKE ALL ON FUNCTION penstock.%I() FROM PUBLIC', name);

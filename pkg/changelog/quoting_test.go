@@ -55,13 +55,14 @@ func (b *bed) earlier(column, expression string) {
 		b.Fatalf("%d functions, want 4; %v", len(functions), err)
 	}
 	for _, function := range functions {
-		before, rest, begun := strings.Cut(function, "                   WHERE NOT EXISTS (")
+		before, rest, begun := strings.Cut(function, "OR EXISTS (SELECT FROM penstock.watch_changed_types(")
 		_, after, ended := strings.Cut(rest, " THEN\n        RAISE EXCEPTION")
 		if !begun || !ended {
 			b.Fatalf("the function has no condition on types:\n%s", function)
 		}
-		b.exec(before + fmt.Sprintf("WHERE penstock.watch_column_sql(TG_RELID, a.attname) IS DISTINCT FROM "+
-			"'{\"%s\": \"%s\"}'::jsonb ->> a.attname) THEN\n        RAISE EXCEPTION", column, expression) + after)
+		b.exec(before + fmt.Sprintf("OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attname = '%[1]s' "+
+			"AND penstock.watch_column_sql(TG_RELID, a.attname) IS DISTINCT FROM "+
+			"'{\"%[1]s\": \"%[2]s\"}'::jsonb ->> a.attname) THEN\n        RAISE EXCEPTION", column, expression) + after)
 	}
 }
 

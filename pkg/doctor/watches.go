@@ -8,9 +8,8 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// watchesSQL has a line for each watch whose triggers refuse all changes of their table, by the condition that
-// make_watch_function writes, and for each one with a function of an earlier build, whose condition depends on how the
-// server quotes names.
+// watchesSQL has a line for each watch whose triggers refuse all changes of their table, and for each one with a
+// function of an earlier build, whose condition depends on how the server quotes names.
 const watchesSQL = `
 SELECT bool_or(bad.refuses), format('%s, for queue %s: %s', w.watched, q.name, string_agg(DISTINCT bad.line, ', '))
   FROM penstock.watch w
@@ -24,17 +23,8 @@ SELECT bool_or(bad.refuses), format('%s, for queue %s: %s', w.watched, q.name, s
      WHERE NOT EXISTS (SELECT FROM pg_attribute a
                         WHERE a.attrelid = w.watched AND a.attname = n.name AND NOT a.attisdropped)
     UNION ALL
-    SELECT true, format('column %I is of type %s', a.attname, format_type(a.atttypid, NULL))
-      FROM jsonb_each_text(obj_description(p.oid, 'pg_proc')::jsonb) kept
-      JOIN pg_attribute a ON a.attrelid = w.watched AND a.attname = kept.key
-      JOIN pg_type own ON own.oid = a.atttypid AND own.typnamespace <> 'pg_catalog'::regnamespace
-     WHERE kept.value IS DISTINCT FROM (
-           WITH RECURSIVE base AS (
-               SELECT own.typtype, own.typbasetype, own.typname, own.typnamespace
-                UNION ALL
-               SELECT b.typtype, b.typbasetype, b.typname, b.typnamespace
-                 FROM base d JOIN pg_type b ON b.oid = d.typbasetype WHERE d.typtype = 'd')
-           SELECT b.typname FROM base b WHERE b.typtype <> 'd' AND b.typnamespace = 'pg_catalog'::regnamespace)
+    SELECT true, format('column %I is of type %s', c.name, format_type(c.type, NULL))
+      FROM penstock.watch_changed_types(w.watched, obj_description(p.oid, 'pg_proc')::jsonb) c
     UNION ALL
     SELECT false, format('its triggers are of an earlier build and belong to %s', p.proowner::regrole)
      WHERE strpos(p.prosrc, 'penstock.watch_column_sql(TG_RELID, a.attname) IS DISTINCT FROM') > 0

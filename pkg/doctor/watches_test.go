@@ -17,8 +17,10 @@ func TestWatchesThatRefuseChangesAreNamed(t *testing.T) {
 	exec(t, pool, `UPDATE public.fine SET n = 2`)
 
 	exec(t, pool, `DO $$ BEGIN EXECUTE (
-		SELECT replace(pg_get_functiondef(tgfoid), 'WHERE NOT EXISTS (',
-		               'WHERE penstock.watch_column_sql(TG_RELID, a.attname) IS DISTINCT FROM ''x'' OR NOT EXISTS (')
+		SELECT replace(pg_get_functiondef(tgfoid), 'OR EXISTS (SELECT FROM penstock.watch_changed_types',
+		               'OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID
+		                     AND penstock.watch_column_sql(TG_RELID, a.attname) IS DISTINCT FROM ''x'')
+		                OR EXISTS (SELECT FROM penstock.watch_changed_types')
 		  FROM pg_trigger WHERE tgrelid = 'public.earlier'::regclass AND tgname LIKE '%_insert'); END $$`)
 	want(t, find(t, pool, "watches", Config{}), Warning, "public.earlier, for queue changes: its triggers are of an earlier build")
 
