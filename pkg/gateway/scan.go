@@ -85,17 +85,9 @@ func (s *scanned) member(key, body []byte, at span) error {
 			return errModelTwice // the worker might take the other one
 		}
 		s.model = at
-		const escape = len(`\u0000`) // the longest form of a byte
-		switch {
-		case value[0] != '"':
-			return errModelText
-		case len(value) > modelNameMax*escape+len(`""`):
-			return errModelLong // it is not decoded: it may have megabytes
-		case json.Unmarshal(value, &s.name) != nil:
-			return errModelText
-		case len(s.name) > modelNameMax:
-			return errModelLong
-		}
+		var err error
+		s.name, err = modelName(value)
+		return err
 	case `"stream"`:
 		s.stream = string(value) == "true"
 	case `"stream_options"`:
@@ -123,6 +115,22 @@ func (s *scanned) member(key, body []byte, at span) error {
 		}
 	}
 	return nil
+}
+
+// modelName reads the name of a model. One that may be too long is not decoded: it may have megabytes.
+func modelName(value []byte) (name string, err error) {
+	const escape = len(`\u0000`) // the longest form of a byte
+	switch {
+	case value[0] != '"':
+		return "", errModelText
+	case len(value) > modelNameMax*escape+len(`""`):
+		return "", errModelLong
+	case json.Unmarshal(value, &name) != nil:
+		return "", errModelText
+	case len(name) > modelNameMax:
+		return "", errModelLong
+	}
+	return name, nil
 }
 
 // choose takes note of a field by which a worker computes more than one sequence.
