@@ -87,10 +87,9 @@ const (
 
 // BackendInstance is an instance that a backend has, registered or not.
 type BackendInstance struct {
-	Name         string // unique in its model: it is registered under it
-	Endpoint     string // empty: not known yet
-	Slots        int    // requests that it runs at a time
-	Labels       map[string]string
+	Name         string    // unique in its model: it is registered under it
+	Endpoint     string    // empty: not known yet
+	Slots        int       // requests that it runs at a time
 	Began        time.Time // of its start
 	State        BackendState
 	TemplateHash string // that it was started with; empty: not known

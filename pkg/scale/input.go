@@ -271,9 +271,6 @@ func (in input) observe(u used, deployments []deploymentRow) Obs {
 				ByHand: s.overridden(in.At) || Mode(s.Mode) == Manual,
 			})
 		}
-		if s.Error != "" {
-			o.Error = s.Error
-		}
 	}
 	sortTimes(o.Starting)
 	if len(deployments) == 1 { // with the instances that nothing of ours started

@@ -26,8 +26,6 @@ type Obs struct {
 	// Starts of one deployment may be stuck while those of another are not. Empty: the model has one without a name.
 	Deployments []DeploymentStarts `json:"deployments,omitempty"`
 
-	Error string `json:"error,omitempty"` // the backend's last message about a start
-
 	ColdStart    float64 `json:"cold_start"`     // seconds, median; 0 for unknown
 	ColdStartP95 float64 `json:"cold_start_p95"` // seconds; 0 for unknown
 

@@ -11,7 +11,6 @@ type removable struct {
 	ID          string
 	Ready       bool
 	Quarantined bool
-	Draining    bool
 	Running     int           // requests that hold a slot
 	Remaining   time.Duration // expected time until the last of them ends; 0 for unknown
 	Affinity    float64       // how much cached state would be lost, in any unit
@@ -20,10 +19,10 @@ type removable struct {
 
 // victims returns the ids of the n instances whose removal costs least, the cheapest first: those that are
 // not ready (the youngest first), quarantined ones, idle ones, then those whose runs end soonest, and among
-// equals those with the least affinity. Draining instances are no candidates. A victim is drained and
-// removed when its slots are free; it is never interrupted.
+// equals those with the least affinity. A victim is drained and removed when its slots are free; it is never
+// interrupted.
 func victims(all []removable, n int) []string {
-	candidates := slices.DeleteFunc(slices.Clone(all), func(m removable) bool { return m.Draining })
+	candidates := slices.Clone(all)
 	slices.SortFunc(candidates, func(a, b removable) int {
 		return cmp.Or(
 			cmp.Compare(a.rank(), b.rank()),

@@ -15,7 +15,6 @@ func TestVictimsAreThoseWhoseRemovalCostsLeast(t *testing.T) {
 		{ID: "quarantined", Ready: true, Quarantined: true, Running: 1},
 		{ID: "starting long", Started: noon},
 		{ID: "starting", Started: noon.Add(time.Minute)},
-		{ID: "draining", Draining: true},
 	}
 	want := []string{"starting", "starting long", "quarantined", "idle", "idle and warm", "short run", "long run"}
 	for n := range len(all) + 2 {
