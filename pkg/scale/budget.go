@@ -113,10 +113,10 @@ func affordable(budget float64, wanted map[string]int, deployments []deploymentR
 // applied.
 func (s deploymentRow) assured(n int, now time.Time) int {
 	least := max(s.policy.Min, floorAt(s.policy.Floors, now))
-	switch mode := Mode(s.Mode); {
-	case s.overridden(now), mode == Manual, mode == Disabled, mode == Advise:
+	switch {
+	case s.overridden(now), s.Mode == Manual, !s.Mode.applies():
 		return n
-	case mode == UpOnly:
+	case s.Mode == UpOnly:
 		return max(least, s.Desired)
 	}
 	return least

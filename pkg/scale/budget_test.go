@@ -41,13 +41,13 @@ func TestTheBudgetKeepsWhatIsAskedFor(t *testing.T) {
 		"full":          {func(*deploymentRow) {}, 5},
 		"override":      {func(s *deploymentRow) { s.Override, s.OverrideUntil = &eight, &later }, 8},
 		"override over": {func(s *deploymentRow) { s.Override, s.OverrideUntil = &eight, &noon }, 5},
-		"manual":        {func(s *deploymentRow) { s.Mode = string(Manual) }, 8},
-		"up-only":       {func(s *deploymentRow) { s.Mode = string(UpOnly) }, 7},
+		"manual":        {func(s *deploymentRow) { s.Mode = Manual }, 8},
+		"up-only":       {func(s *deploymentRow) { s.Mode = UpOnly }, 7},
 		"schedule": {func(s *deploymentRow) {
 			s.policy.Floors = []Floor{{Cron: "* * * * *", Lasts: Seconds(time.Hour), Min: 6}}
 		}, 6},
 	} {
-		s := deploymentRow{Name: "a", Cost: 1, Desired: 7, Mode: string(Full), policy: Policy{Min: 2}}
+		s := deploymentRow{Name: "a", Cost: 1, Desired: 7, Mode: Full, policy: Policy{Min: 2}}
 		c.change(&s)
 		if got := affordable(5, map[string]int{"a": 8}, []deploymentRow{s}, noon)["a"]; got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
@@ -58,8 +58,8 @@ func TestTheBudgetKeepsWhatIsAskedFor(t *testing.T) {
 // Where the budget has no room for both, instances are given up one by one for those that take their place, each when the
 // one before is ready.
 func TestInstancesAreReplacedOneByOneUnderABudget(t *testing.T) {
-	own := deploymentRow{Name: "own", Model: "m", Cost: 1, FillOrder: 1, Mode: string(Full), Backend: backendWebhook, Desired: 10, Ready: 10}
-	spot := deploymentRow{Name: "spot", Model: "m", Cost: 1, Mode: string(Full), Backend: backendWebhook}
+	own := deploymentRow{Name: "own", Model: "m", Cost: 1, FillOrder: 1, Mode: Full, Backend: backendWebhook, Desired: 10, Ready: 10}
+	spot := deploymentRow{Name: "spot", Model: "m", Cost: 1, Mode: Full, Backend: backendWebhook}
 	least := 10
 	for round := range 30 {
 		rows := []deploymentRow{spot, own}

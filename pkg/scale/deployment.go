@@ -45,7 +45,7 @@ type deploymentRow struct {
 	TemplateHash  string
 	Cost          float64
 	FillOrder     int
-	Mode          string
+	Mode          Mode
 	Override      *int
 	OverrideUntil *time.Time
 	Desired       int
@@ -222,7 +222,7 @@ func (s deploymentRow) overridden(now time.Time) bool {
 // read reads the policy, as near as it is allowed, and has times of the row up to that of its reading.
 func (s *deploymentRow) read() {
 	s.policy, s.flaws = readPolicy(s.Policy)
-	s.policy.Mode = Mode(s.Mode)
+	s.policy.Mode = s.Mode
 	s.sane(s.At)
 }
 
@@ -283,7 +283,7 @@ func jointCap(deployments []deploymentRow) int {
 func jointMode(deployments []deploymentRow) Mode {
 	joint := Disabled
 	for _, s := range deployments {
-		switch Mode(s.Mode) {
+		switch s.Mode {
 		case Full, UpOnly, Manual:
 			return Full
 		case Advise:

@@ -358,9 +358,9 @@ func TestAnOverrideOfAnAdvisedDeploymentHoldsUnderABudget(t *testing.T) {
 			{override: 5, budget: 7, a: 2, b: 5, desired: 7, wantedOfA: 4, notes: 1},
 		} {
 			deployments := []deploymentRow{
-				{Name: "a", Model: "m", Cost: 1, Mode: string(Full), Backend: backendKEDA, Desired: 1, Ready: 1},
+				{Name: "a", Model: "m", Cost: 1, Mode: Full, Backend: backendKEDA, Desired: 1, Ready: 1},
 				{
-					Name: "b", Model: "m", Cost: 1, FillOrder: 1, Mode: string(mode), Backend: backendKEDA, Desired: 3, Ready: 3,
+					Name: "b", Model: "m", Cost: 1, FillOrder: 1, Mode: mode, Backend: backendKEDA, Desired: 3, Ready: 3,
 					Override: &c.override, OverrideUntil: &later,
 				},
 			}
@@ -383,7 +383,7 @@ func TestAnOverrideOfAnAdvisedDeploymentHoldsUnderABudget(t *testing.T) {
 func TestTheBudgetHoldsWhatIsNotReported(t *testing.T) {
 	now := time.Now()
 	long, none := now.Add(-time.Minute), 0
-	unknown := deploymentRow{Name: "b", Model: "m", Cost: 1, Mode: string(Full), Backend: backendKubernetes, CreatedAt: long, SeenAt: &long, Existing: &none}
+	unknown := deploymentRow{Name: "b", Model: "m", Cost: 1, Mode: Full, Backend: backendKubernetes, CreatedAt: long, SeenAt: &long, Existing: &none}
 	with := func(change func(*deploymentRow)) deploymentRow { s := unknown; change(&s); return s }
 	for name, c := range map[string]struct {
 		b      deploymentRow
@@ -408,7 +408,7 @@ func TestTheBudgetHoldsWhatIsNotReported(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := deploymentRow{Name: "a", Model: "m", Cost: 1, Mode: string(Full), Backend: backendKEDA, Desired: 4, Ready: 4}
+			a := deploymentRow{Name: "a", Model: "m", Cost: 1, Mode: Full, Backend: backendKEDA, Desired: 4, Ready: 4}
 			got := affordable(c.budget, c.wanted, []deploymentRow{a, c.b}, now)
 			if !maps.Equal(got, c.want) {
 				t.Errorf("got %v, want %v", got, c.want)

@@ -27,7 +27,7 @@ func (d *modelDecision) fleet() Fleet {
 			}
 		}
 		share, decided := d.parts[s.Name]
-		if decided && s.told() && Mode(s.Mode) != Advise && Mode(s.Mode) != Disabled {
+		if decided && s.told() && s.Mode.applies() {
 			f.Surplus += max(0, n-s.Draining-share)
 		}
 	}

@@ -268,7 +268,7 @@ func (in input) observe(u used, deployments []deploymentRow) Obs {
 		if len(deployments) > 1 {
 			o.Deployments = append(o.Deployments, DeploymentStarts{
 				Name: s.Name, Ready: s.Ready, Starting: s.underWay(),
-				ByHand: s.overridden(in.At) || Mode(s.Mode) == Manual,
+				ByHand: s.overridden(in.At) || s.Mode == Manual,
 			})
 		}
 	}

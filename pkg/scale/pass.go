@@ -1,7 +1,6 @@
 package scale
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -236,8 +235,7 @@ func (s *Duty) publish(models []string, all []*modelDecision, undecided map[stri
 // a deployment, and not an override, sets the number.
 func (d *modelDecision) mayGrow() bool {
 	return d.Apply && slices.ContainsFunc(d.deployments, func(s deploymentRow) bool {
-		mode := cmp.Or(Mode(s.Mode), Full)
-		return (mode == Full || mode == UpOnly) && !s.overridden(d.in.At) && s.policy.WithDefaults().Max > 0
+		return (s.Mode == Full || s.Mode == UpOnly) && !s.overridden(d.in.At) && s.policy.WithDefaults().Max > 0
 	})
 }
 

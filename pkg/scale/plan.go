@@ -75,7 +75,7 @@ func plan(s applied, registered []registration, found []BackendInstance, listed 
 	p := planner{s: s, now: now, listed: listed, policy: s.policy.WithDefaults()}
 	p.join(registered, found)
 	p.followUnhealthy()
-	if s.DecidedAt != nil && !s.Off && s.Mode != string(Disabled) && s.Mode != string(Advise) {
+	if s.DecidedAt != nil && !s.Off && s.Mode.applies() {
 		p.countFailed()
 		p.reduce()
 		p.grow()

@@ -33,6 +33,9 @@ const (
 	Disabled Mode = "disabled" // not even decided
 )
 
+// applies says whether instances follow the number of a deployment in the mode.
+func (m Mode) applies() bool { return m != Disabled && m != Advise }
+
 // Seconds is a duration that JSON writes as a number of seconds.
 type Seconds = duration.Seconds
 

@@ -315,7 +315,7 @@ func (a *applier) note(ctx context.Context, s applied, cause error) error {
 // lacks notes that the configuration of this leader has no such backend: the number of the deployment is decided, and
 // nothing follows it.
 func (a *applier) lacks(ctx context.Context, s applied) error {
-	if s.Off || s.Mode == string(Disabled) || s.Mode == string(Advise) {
+	if s.Off || !s.Mode.applies() {
 		return nil // nothing is to be started or stopped
 	}
 	a.count(func(st *OrderStatus) { st.Failed++ })

@@ -494,7 +494,7 @@ func TestFiguresTellStartsInTimeFromStuckOnes(t *testing.T) {
 // is not one without figures.
 func TestFiguresTellAdviceAndOutlastFailedDecisions(t *testing.T) {
 	s := New(nil, nil, Config{})
-	for mode, applied := range map[string]bool{"full": true, "advise": false} {
+	for mode, applied := range map[Mode]bool{Full: true, Advise: false} {
 		in := input{Model: "llama", At: time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC), Waiting: 3}
 		v, err := s.decide(in, []deploymentRow{{Name: "own", Model: "llama", Backend: "advise", Policy: []byte(`{"slots": 2}`), Mode: mode}})
 		if err != nil {
@@ -767,11 +767,11 @@ func TestTheBudgetCountsDeploymentsThatDoNotChange(t *testing.T) {
 func TestFiguresTellWhatIsPaidFor(t *testing.T) {
 	seven, nan := 7, math.NaN()
 	own := deploymentRow{
-		Name: "own", Backend: backendLocal, Mode: string(Full), Cost: 2.5, Registered: 4, Draining: 2, Existing: &seven,
+		Name: "own", Backend: backendLocal, Mode: Full, Cost: 2.5, Registered: 4, Draining: 2, Existing: &seven,
 		Removing: []string{"a", "b"}, RemovingSince: map[string]time.Time{"a": noon.Add(-time.Hour), "b": noon.Add(-time.Minute)},
 	}
-	advised := deploymentRow{Name: "advised", Backend: backendKEDA, Mode: string(Advise), Cost: 1, Registered: 3}
-	followed := deploymentRow{Name: "followed", Backend: backendKEDA, Mode: string(Full), Cost: nan, Registered: 3}
+	advised := deploymentRow{Name: "advised", Backend: backendKEDA, Mode: Advise, Cost: 1, Registered: 3}
+	followed := deploymentRow{Name: "followed", Backend: backendKEDA, Mode: Full, Cost: nan, Registered: 3}
 	d := &modelDecision{
 		in: input{At: noon, Draining: 2, Unmanaged: 1}, deployments: []deploymentRow{own, advised, followed},
 		parts: map[string]int{"own": 4, "advised": 0, "followed": 2},
