@@ -262,11 +262,13 @@ func (p *Pool) dispatch(now time.Time) {
 
 // dispatchOne launches the next request of the first criticality that has one with a place to go.
 func (p *Pool) dispatchOne(now time.Time) bool {
-	for _, c := range p.order() {
+	order, byFloor := p.order()
+	for n, c := range order {
 		r := p.lines[c].next()
 		if r == nil || !p.launch(now, r) {
 			continue
 		}
+		r.trace.Floor = n < byFloor
 		if r.Leave != nil {
 			r.Leave(r, DropNone)
 		}
@@ -275,24 +277,22 @@ func (p *Pool) dispatchOne(now time.Time) bool {
 	return false
 }
 
-// order lists the criticalities as they are served: critical, default, sheddable, but first those that got
-// less than their floor although requests of theirs wait.
-func (p *Pool) order() [criticalityCount]Criticality {
-	var order [criticalityCount]Criticality
-	n := 0
-	var first [criticalityCount]bool
+// order lists the criticalities as they are served: critical, default, sheddable, but first those that got less than
+// their floor although requests of theirs wait, and how many these are.
+func (p *Pool) order() (order [criticalityCount]Criticality, byFloor int) {
+	others := 0
+	var rest [criticalityCount]Criticality
 	for c := range Criticality(criticalityCount) {
-		floor := p.policy.Floors.of(c)
-		if first[c] = p.lines[c].waiting > 0 && p.served.share(c) < floor; first[c] {
-			order[n], n = c, n+1
+		if p.lines[c].waiting > 0 && p.served.share(c) < p.policy.Floors.of(c) {
+			order[byFloor] = c
+			byFloor++
+		} else {
+			rest[others] = c
+			others++
 		}
 	}
-	for c := range Criticality(criticalityCount) {
-		if !first[c] {
-			order[n], n = c, n+1
-		}
-	}
-	return order
+	copy(order[byFloor:], rest[:others])
+	return order, byFloor
 }
 
 // Cancel ends a waiting request whose client went away. It is false if the request does not wait any

@@ -317,6 +317,26 @@ func TestAFloorGivesNoMoreWhereCallsAreShorterThanEstimated(t *testing.T) {
 	}
 }
 
+// A request says whether it went before those of a higher criticality because of its floor.
+func TestATraceTellsWhichRequestWentFirstByItsFloor(t *testing.T) {
+	x := newTraffic(1, 1, 1, DefaultPolicy())
+	p, now := x.pools[0], x.now
+	running := &Request{Flow: "c", Criticality: Critical}
+	critical, sheddable := &Request{Flow: "c", Criticality: Critical}, &Request{Flow: "s", Criticality: Sheddable}
+	for _, r := range []*Request{running, critical, sheddable} {
+		if _, refused := p.Arrive(now, r); refused != nil {
+			t.Fatal(refused)
+		}
+	}
+	for _, next := range []*Request{sheddable, critical} {
+		now = now.Add(time.Second)
+		p.End(now, running, CallEnd{Took: time.Second})
+		if running = next; next.state != stateInFlight || next.trace.Floor != (next == sheddable) {
+			t.Errorf("the %s request: state %d, by its floor: %t", next.Criticality, next.state, next.trace.Floor)
+		}
+	}
+}
+
 // While requests of all criticalities wait, two criticalities get their floors and critical requests the rest, however few calls
 // begin in ten seconds.
 func TestFloorsHoldHoweverLongCallsTake(t *testing.T) {
