@@ -10,7 +10,7 @@ import (
 func (g *Gateway) listModels(w http.ResponseWriter, r *http.Request) {
 	c, err := g.authenticate(r)
 	if err != nil {
-		answerError(w, err, 429)
+		AnswerError(w, err)
 		return
 	}
 	list := modelList{Object: "list", Data: []modelObject{}}
@@ -45,10 +45,9 @@ func (g *Gateway) oneModel(w http.ResponseWriter, r *http.Request) {
 	route := g.models.route(name)
 	switch {
 	case err != nil:
-		answerError(w, err, 429)
+		AnswerError(w, err)
 	case route == nil || (c != nil && !c.mayUse(route.model.Name)):
-		answerError(w, bad(http.StatusNotFound, "model_not_found", "model",
-			"the model %q does not exist or you do not have access to it", name), 429)
+		AnswerError(w, unknownModel(name))
 	default:
 		AnswerJSON(w, r, http.StatusOK, objectOf(name, route.model))
 	}

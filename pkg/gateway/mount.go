@@ -81,7 +81,8 @@ func ErrorBody(status int, code, message string) json.RawMessage {
 
 // ErrorOf returns status and message of an error, for answers in another form.
 func ErrorOf(err error) (status int, message string) {
-	return statusOf(err, http.StatusTooManyRequests)
+	status, body := errorOf(err, http.StatusTooManyRequests)
+	return status, body.Message
 }
 
 // ClipText returns a text of at most n bytes that databases take: it is cut at the end of a

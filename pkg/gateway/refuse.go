@@ -87,20 +87,25 @@ func pushRefusalOf(err error) (r pushRefusal, ok bool) {
 	return pushRefusal{}, false
 }
 
-// statusOf returns status and message of an error. full is the status for a pool without room.
-func statusOf(err error, full int) (status int, message string) {
+// errorOf returns the status of an error, and what clients read of it. full is the status for a pool without room.
+func errorOf(err error, full int) (status int, body envelopeError) {
+	status, body = http.StatusInternalServerError, envelopeError{Message: err.Error(), Code: "internal_error"}
 	var b *badRequest
 	var r *Rejection
+	push, refused := pushRefusalOf(err)
 	switch {
 	case errors.As(err, &b):
-		return b.status, err.Error()
+		status, body.Code = b.status, b.code
+		if b.param != "" {
+			body.Param = &b.param
+		}
 	case errors.As(err, &r):
-		return r.status(full), err.Error()
+		status, body.Code = r.status(full), r.code()
+	case refused:
+		status, body.Message, body.Code = push.status, push.message, push.code
 	}
-	if r, ok := pushRefusalOf(err); ok {
-		return r.status, r.message
-	}
-	return http.StatusInternalServerError, err.Error()
+	body.Type = kindOf(status)
+	return status, body
 }
 
 // noInstanceAgain is the Retry-After of a request whose model has no instance: nothing tells when there will be one.
@@ -130,32 +135,15 @@ func SetRetryAfter(w http.ResponseWriter, err error) {
 // answerError writes an error as OpenAI's clients expect it, with the reason in a header: the code, but for requests
 // that were evicted. full is the status for a pool without room. It returns the status.
 func answerError(w http.ResponseWriter, err error, full int) int {
-	var b *badRequest
-	var r *Rejection
-	status, body := http.StatusInternalServerError, envelopeError{Message: err.Error(), Code: "internal_error"}
-	if r, ok := pushRefusalOf(err); ok {
-		status, body.Message, body.Code = r.status, r.message, r.code
-	}
-	switch {
-	case errors.As(err, &b):
-		status, body.Code = b.status, b.code
-		if b.param != "" {
-			body.Param = &b.param
-		}
-	case errors.As(err, &r):
-		status, body.Code = r.status(full), r.code()
-	}
+	status, body := errorOf(err, full)
 	reason := body.Code
-	if r != nil {
+	var r *Rejection
+	if errors.As(err, &r) {
 		reason = string(r.Reason)
 	}
 	w.Header()["X-Penstock-Dropped-Reason"] = []string{reason}
 	SetRetryAfter(w, err)
-	body.Type = kindOf(status)
-	text, failed := json.Marshal(envelope{body})
-	if failed != nil {
-		text = []byte(`{"error":{"message":"internal error","type":"server_error","code":"internal_error"}}`)
-	}
+	text, _ := json.Marshal(envelope{body}) // texts always have a form in JSON
 	header := w.Header()
 	header["Content-Type"] = []string{"application/json"}
 	header["Content-Length"] = []string{strconv.Itoa(len(text))}

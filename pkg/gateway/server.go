@@ -27,7 +27,7 @@ func (g *Gateway) routes() *http.ServeMux {
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
 	mux.HandleFunc("GET /readyz", g.readyz)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		answerError(w, bad(http.StatusNotFound, "unknown_url", "", "there is no %s %s here", r.Method, r.URL.Path), 429)
+		AnswerError(w, bad(http.StatusNotFound, "unknown_url", "", "there is no %s %s here", r.Method, r.URL.Path))
 	})
 	return mux
 }
@@ -173,14 +173,19 @@ func (s *serving) find() error {
 	if s.route == nil || (s.caller != nil && !s.caller.mayUse(s.route.model.Name)) ||
 		s.route.generic() != strings.HasPrefix(s.r.URL.Path, "/models/") {
 		s.route = nil
-		return bad(http.StatusNotFound, "model_not_found", "model",
-			"the model %q does not exist or you do not have access to it", s.asked.model)
+		return unknownModel(s.asked.model)
 	}
 	s.full = s.route.model.Policy.RefuseStatus
 	if err := s.route.model.closed(); err != nil {
 		return err
 	}
 	return s.route.fit(s.body)
+}
+
+// unknownModel is the error of a request for a model that its caller does not have, which may be one of others.
+func unknownModel(name string) error {
+	return bad(http.StatusNotFound, "model_not_found", "model",
+		"the model %q does not exist or you do not have access to it", name)
 }
 
 // readHeaders reads the headers that are for the gateway, and returns the context of the request with its
