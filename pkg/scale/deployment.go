@@ -193,12 +193,17 @@ func (s deploymentRow) reported() bool {
 	return !s.lists() || since(s.FailedAt) && since(s.NoRoomAt)
 }
 
+// stuckAfter is the age at which a start of the deployment is stuck.
+func (s deploymentRow) stuckAfter(coldStartP95 float64) time.Duration {
+	return stuckAfterOf(s.policy.WithDefaults(), coldStartP95)
+}
+
 // present are the instances that serve as far as is known without a report of the backend: those that are ready, and
 // starts that are not stuck.
 func (s deploymentRow) present(now time.Time, coldStartP95 float64) int {
 	n := s.Ready
 	for _, began := range s.underWay() {
-		if now.Sub(began) <= stuckAfterOf(s.policy.WithDefaults(), coldStartP95) {
+		if now.Sub(began) <= s.stuckAfter(coldStartP95) {
 			n++
 		}
 	}

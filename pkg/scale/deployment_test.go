@@ -237,7 +237,7 @@ func TestTheCapOfADeploymentBindsNoOtherOne(t *testing.T) {
 		"max_all of one":   {[]deploymentRow{capped(0)}, 3, 3},
 		"max_all of two":   {[]deploymentRow{capped(0), capped(0)}, 3, 6},
 	} {
-		o := input{MaxAll: c.all}.observe(used{}, c.deployments)
+		o := input{MaxAll: c.all}.observe(used{}, c.deployments, 0)
 		maker := decider{p: policyOf(c.deployments), o: o, d: Decision{Desired: 100}}
 		if maker.bound(); maker.d.Desired != c.want {
 			t.Errorf("%s: %d of 100, want %d", name, maker.d.Desired, c.want)

@@ -170,7 +170,7 @@ func (s deploymentRow) limited(p part, starts modelStarts, now time.Time) part {
 	p.Kept = s.Registered - len(s.NotReady)
 	for _, began := range s.underWay() {
 		switch {
-		case now.Sub(began) > stuckAfterOf(s.policy.WithDefaults(), starts.coldP95):
+		case now.Sub(began) > s.stuckAfter(starts.coldP95):
 		case s.isTry(began, stuck):
 			p.Tries++
 		default:

@@ -243,7 +243,7 @@ func (in input) starting(stuckAfter time.Duration) []time.Time {
 // observe is the observation for Decide. A start counts from its registration as an instance in state
 // starting, or from the report of a backend: a number that is only published (backends advise and keda,
 // mode advise) may have been followed by no start at all.
-func (in input) observe(u used, deployments []deploymentRow) Obs {
+func (in input) observe(u used, deployments []deploymentRow, stuckAfter time.Duration) Obs {
 	o := Obs{
 		Waiting: in.Waiting + in.Urgent, Late: min(in.Late, in.Waiting), Urgent: in.Urgent,
 		Running: in.Running, Due: in.Due,
@@ -253,10 +253,6 @@ func (in input) observe(u used, deployments []deploymentRow) Obs {
 		Busy: in.BusyAMinute, PerMin: in.ArrivedAMinute, Forecast: in.BusyLastWeek,
 		Ages:     Ages{Gateway: Seconds(in.GatewayAge * float64(time.Second))},
 		Switches: Switches{Off: in.Off, ZeroOff: in.ZeroOff, MaxAll: in.MaxAll * len(deployments)},
-	}
-	stuckAfter := stuckAfterOf(Policy{}.WithDefaults(), in.ColdStartP95)
-	if len(deployments) > 0 {
-		stuckAfter = stuckAfterOf(policyOf(deployments), in.ColdStartP95)
 	}
 	o.Starting = in.starting(stuckAfter)
 	if in.LastMinute != nil {

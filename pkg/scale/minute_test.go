@@ -84,7 +84,7 @@ func TestTheLoadOfNowAndOfLastWeekIsReadFromMinutes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o := rows[0].observe(used{}, nil); o.PerMin != 3 || o.Busy != 6 || o.Forecast != 10 {
+	if o := rows[0].observe(used{}, nil, 0); o.PerMin != 3 || o.Busy != 6 || o.Forecast != 10 {
 		t.Errorf("%g requests and %g slot-seconds a minute, %g last week, want 3, 6 and 10", o.PerMin, o.Busy, o.Forecast)
 	}
 }

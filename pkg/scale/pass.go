@@ -158,14 +158,15 @@ func (s *Duty) decide(in input, deployments []deploymentRow) (*modelDecision, er
 		delete(s.written, in.Model) // what is stored tells the number of others
 	}
 	policy := policyOf(deployments)
+	stuckAfter := stuckAfterOf(policy, in.ColdStartP95)
 	u := in.since(before.counters)
-	o := in.observe(u, deployments)
+	o := in.observe(u, deployments, stuckAfter)
 	o.Floor = floorOf(deployments, in.At)
 	decision, next := Decide(in.At, policy, o, before.state)
 	d := &modelDecision{in: in, deployments: deployments, Decision: decision, next: next, read: before}
 	d.noteFlaws()
 	for _, began := range o.Starting {
-		if in.At.Sub(began) > stuckAfterOf(policy, in.ColdStartP95) {
+		if in.At.Sub(began) > stuckAfter {
 			d.stuck++
 		}
 	}
@@ -178,8 +179,7 @@ func (s *Duty) decide(in input, deployments []deploymentRow) (*modelDecision, er
 		if len(deployments) > 1 {
 			starts.stuck = next.Stuck
 		}
-		unmanaged := in.unmanaged(stuckAfterOf(policy, in.ColdStartP95))
-		d.parts, d.kept = shares(d.Desired, unmanaged, deployments, starts, in.At)
+		d.parts, d.kept = shares(d.Desired, in.unmanaged(stuckAfter), deployments, starts, in.At)
 		for _, row := range deployments {
 			if unreported(row) && !row.overridden(in.At) { // a number for what exists would end it
 				delete(d.parts, row.Name)

@@ -237,7 +237,7 @@ func (s *Duty) collect(d *modelDecision, rows *outcome) error {
 		n, decided := d.parts[row.Name]
 		stored := storedDeployment{Name: row.Name, Desired: n}
 		if d.Replace > 0 {
-			before := at.Add(-stuckAfterOf(row.policy.WithDefaults(), d.in.ColdStartP95))
+			before := at.Add(-row.stuckAfter(d.in.ColdStartP95))
 			stored.ReplaceBefore = &before
 		}
 		if decided && row.told() && (n != row.Desired || row.DecidedAt == nil || stored.ReplaceBefore != nil) {
