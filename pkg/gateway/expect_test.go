@@ -29,7 +29,7 @@ func TestExpectedWaitIsThatOfItsCriticality(t *testing.T) {
 	}
 	wait := func(p *Pool, criticality Criticality) time.Duration {
 		r := &Request{Criticality: criticality, Flow: "newcomer"}
-		r.flow = p.lines[criticality].flow(r.Flow, criticality, 1)
+		r.flow = p.lines[criticality].flow(r.Flow, 1)
 		return p.expectedWait(now, r)
 	}
 	fill := func(p *Pool, criticality Criticality, n int) {

@@ -4,16 +4,15 @@ import "container/heap"
 
 // flow is the state of one flow in one criticality of a pool.
 type flow struct {
-	name        string
-	criticality Criticality
-	weight      float64
-	start       float64 // S: tag of its next request; meaningful while it is backlogged
-	finish      float64 // F: where its service so far ends in virtual time
-	place       int     // in the heap of its criticality; -1: not backlogged
-	turn        uint64  // when it became backlogged, or was served: the earlier of equal tags goes first
-	evicted     uint64  // when one of its requests was evicted last; 0: never
-	inFlight    int
-	cost        costModel
+	name     string
+	weight   float64
+	start    float64 // S: tag of its next request; meaningful while it is backlogged
+	finish   float64 // F: where its service so far ends in virtual time
+	place    int     // in the heap of its criticality; -1: not backlogged
+	turn     uint64  // when it became backlogged, or was served: the earlier of equal tags goes first
+	evicted  uint64  // when one of its requests was evicted last; 0: never
+	inFlight int
+	cost     costModel
 
 	head, tail *Request // waiting, first in first
 	waiting    int
@@ -60,13 +59,13 @@ type line struct {
 
 func newLine() *line { return &line{flows: map[string]*flow{}, most: 10 * flowsKept} }
 
-func (l *line) flow(name string, criticality Criticality, weight float64) *flow {
+func (l *line) flow(name string, weight float64) *flow {
 	f := l.flows[name]
 	if f == nil {
 		if len(l.flows) >= l.most {
 			l.sweep()
 		}
-		f = &flow{name: name, criticality: criticality, place: -1}
+		f = &flow{name: name, place: -1}
 		l.flows[name] = f
 	}
 	f.weight = weight

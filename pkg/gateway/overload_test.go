@@ -133,7 +133,7 @@ func TestNoRequestOfTheOwnCriticalityIsEvictedForNothing(t *testing.T) {
 	if refused := send("debtor", 1); refused != nil || p.inFlight != 1 {
 		t.Fatal(refused, p.inFlight)
 	}
-	debtor := p.lines[Default].flow("debtor", Default, 1)
+	debtor := p.lines[Default].flow("debtor", 1)
 	debtor.finish += 50_000 // its calls took longer than estimated
 	for range 4 {
 		if refused := send("long", 1); refused != nil {

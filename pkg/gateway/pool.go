@@ -60,7 +60,7 @@ func (p *Pool) Arrive(now time.Time, r *Request) (inFlight bool, refused *Reject
 	if r.Weight <= 0 {
 		r.Weight = 1
 	}
-	r.flow = p.lines[r.Criticality].flow(cmp.Or(r.Share, r.Flow), r.Criticality, r.Weight)
+	r.flow = p.lines[r.Criticality].flow(cmp.Or(r.Share, r.Flow), r.Weight)
 	r.arrived, r.estimate, r.units = now, p.estimate(r), float64(max(r.Choices, 1))
 	r.trace = Trace{Mode: p.mode.String(), Arrived: now, Ahead: p.waiting, Estimate: r.estimate}
 	if refused := p.admissible(now, r); refused != nil {
