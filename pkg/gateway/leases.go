@@ -252,11 +252,10 @@ func (l *Leases) sweep(ctx context.Context) error {
 	return nil
 }
 
+// pool returns the pool of a model; nil: the model is no more, and its name may be that of an adapter of another one.
 func (l *Leases) pool(model string) *sharedPool {
-	for _, r := range l.gateway.models.all() {
-		if r.model.Name == model {
-			return r.pool
-		}
+	if r := l.gateway.models.route(model); r != nil && r.model.Name == model {
+		return r.pool
 	}
 	return nil
 }
