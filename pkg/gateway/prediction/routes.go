@@ -207,7 +207,7 @@ func (s *Predictions) order(c gateway.Requester, ask creation, model string, h h
 	}
 	o = order{
 		Owner: c.Name, Flow: c.Flow, Model: offer.Model, Version: version, Queue: offer.Queue, Input: ask.Input,
-		Webhook: ask.Webhook, Events: ask.Events, Streams: true,
+		Webhook: ask.Webhook, Events: ask.Events,
 	}
 	if len(ask.Input) == 0 || string(ask.Input) == "null" {
 		o.Input = json.RawMessage("{}")

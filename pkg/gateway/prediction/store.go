@@ -183,8 +183,7 @@ type order struct {
 	Webhook                            string
 	Events                             []string
 	CancelAfter                        time.Duration // 0: never
-	Streams                            bool
-	base                               string // of addresses
+	base                               string        // of addresses
 }
 
 const insertSQL = `
@@ -216,14 +215,11 @@ func insert(ctx context.Context, db postgres.DB, o order) (id string, queue int3
 		if err != nil {
 			return err
 		}
-		var key, deadline any
-		if o.Streams {
-			key = secret()
-		}
+		var deadline any
 		if o.CancelAfter > 0 {
 			deadline = ask.FinishBy
 		}
-		_, err = tx.Exec(ctx, insertSQL, id, o.Owner, int64(pushed[0].ID), o.Model, o.Version, o.Input, key,
+		_, err = tx.Exec(ctx, insertSQL, id, o.Owner, int64(pushed[0].ID), o.Model, o.Version, o.Input, secret(),
 			postgres.Given(o.Webhook), o.Events, deadline, notifies(o.Events, eventCompleted), o.Queue)
 		if err != nil {
 			return fmt.Errorf("insert prediction: %w", err)
