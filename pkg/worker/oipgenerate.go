@@ -11,31 +11,14 @@ import (
 // generate asks for a generation whole, or with model.Stream by generate_stream: server-sent events, each a JSON object
 // whose text_output continues the one before, until the connection ends.
 func (p *oip) generate(ctx context.Context, call Call) Outcome {
-	if !p.model.Stream {
-		return p.submit(ctx, call, func(finishBy time.Time) (request, error) {
-			body, err := p.body(call, finishBy)
-			return request{method: http.MethodPost, url: p.at(p.modelPath() + "/generate"), body: body}, err
-		}, func(r reply) Outcome { return judgeGenerate(r, call) })
+	r := request{method: http.MethodPost, url: p.at(p.modelPath() + "/generate")}
+	if p.model.Stream {
+		r.url, r.accept, r.events = r.url+"_stream", acceptEvents, &generated{}
 	}
-	ctx, cancel, finishBy := p.begin(ctx, call)
-	defer cancel()
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	body, err := p.body(call, finishBy)
-	if err != nil {
-		return BadPayload(err)
-	}
-	a := p.do(ctx, request{
-		method: http.MethodPost, url: p.at(p.modelPath() + "/generate_stream"), body: body,
-		header: p.headers(call, finishBy), accept: "text/event-stream, application/json",
-	})
-	switch {
-	case a.err != nil:
-		return p.broken(ctx, a, a.err)
-	case a.reply.StatusCode/100 == 2 && isEventStream(a.reply):
-		return p.consume(ctx, stop, a, call, &generated{})
-	}
-	return p.judged(ctx, a, func(r reply) Outcome { return judgeGenerate(r, call) })
+	return p.submit(ctx, call, func(finishBy time.Time) (_ request, err error) {
+		r.body, err = p.body(call, finishBy)
+		return r, err
+	}, func(r reply) Outcome { return judgeGenerate(r, call) })
 }
 
 func judgeGenerate(r reply, call Call) Outcome {
@@ -80,7 +63,6 @@ func (g *generated) add(data []byte) error {
 	var text string
 	if json.Unmarshal(fields["text_output"], &text) == nil { // absent, or a list: the last one counts
 		g.text = append(g.text, text...)
-		g.bytes += int64(len(text))
 	}
 	size := 0
 	for name, value := range fields {

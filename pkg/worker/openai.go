@@ -60,85 +60,69 @@ type openAI struct {
 func (p *openAI) Submit(ctx context.Context, call Call) Outcome {
 	ctx, cancel, finishBy := p.begin(ctx, call)
 	defer cancel()
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	r, err := p.requestOf(call, finishBy)
+	r, operation, err := p.requestOf(call, finishBy)
 	if err != nil {
 		return BadPayload(err)
 	}
-	call.Operation = r.operation
-	if r.operation != p.model.Operation { // it may be one that a closed connection does not stop, or the model's
+	call.Operation = operation
+	if operation != p.model.Operation { // it may be one that a closed connection does not stop, or the model's
 		own := *p
-		own.model = p.model.calledFor(r.operation)
+		own.model = p.model.calledFor(operation)
 		p = &own
 	}
-	a := p.do(ctx, r.request)
-	if a.err != nil {
-		return p.broken(ctx, a, a.err)
-	}
-	if a.reply.StatusCode/100 == 2 && isEventStream(a.reply) {
-		return p.consume(ctx, stop, a, call, newAssembly(r.choices))
-	}
-	return p.judged(ctx, a, func(r reply) Outcome { return p.judge(r, call) })
+	return p.exchange(ctx, call, r, func(r reply) Outcome { return p.judge(r, call) })
 }
 
-// generation is a request with what its answer is read by.
-type generation struct {
-	request
-	operation string
-	choices   int // asked for
-}
-
-// requestOf builds the request. The payload may name its own model, if the model allows it, its
+// requestOf builds the request of an operation. The payload may name its own model, if the model allows it, its
 // operation, in the member operation that no server is sent, and may ask for a stream; what it leaves
 // open the model decides.
-func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
+func (p *openAI) requestOf(call Call, finishBy time.Time) (r request, operation string, err error) {
 	expanded, err := p.body(call, finishBy)
 	if err != nil {
-		return generation{}, err
+		return r, "", err
 	}
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(expanded, &fields) != nil || fields == nil {
-		return generation{}, errors.New("payload is not a JSON object")
+		return r, "", errors.New("payload is not a JSON object")
 	}
-	operation := p.model.operationOf(call, fields)
+	operation = p.model.operationOf(call, fields)
 	delete(fields, "operation")
 	if operationPaths[operation] == "" {
-		return generation{}, errors.New("operation must be " + operationList)
+		return r, "", errors.New("operation must be " + operationList)
 	}
 	if err := p.setModel(fields); err != nil {
-		return generation{}, err
+		return r, "", err
 	}
 	if err := CheckBackground(operation, fields["background"]); err != nil {
-		return generation{}, err
+		return r, "", err
 	}
 	if err := CheckChoices(p.model.Name, p.model.ChoicesMax, operation, fields); err != nil {
-		return generation{}, err
+		return r, "", err
 	}
 	streaming, err := p.setStream(fields, operation)
 	if err != nil {
-		return generation{}, err
+		return r, "", err
 	}
-	g := generation{operation: operation, choices: answers(operation, fields)}
-	if streaming && g.choices > choicesMax {
-		return generation{}, fieldError("stream", "is for up to %d choices in one answer: send false for more",
-			choicesMax)
+	choices := answers(operation, fields)
+	if streaming && choices > choicesMax {
+		return r, "", fieldError("stream", "is for up to %d choices in one answer: send false for more", choicesMax)
 	}
 	body, err := json.Marshal(fields)
 	if err != nil {
-		return generation{}, fmt.Errorf("build request: %w", err)
+		return r, "", fmt.Errorf("build request: %w", err)
 	}
 	header := p.headers(call, finishBy)
 	// vLLM logs it, and older versions take it as the id of the run: it must not be that of an attempt
 	// which may still be there.
 	header.Set("X-Request-Id", attemptID(call.RunRef))
-	g.request = request{
+	r = request{
 		method: http.MethodPost, url: p.origin(p.root()) + operationPaths[operation], body: body, header: header,
+		events: newAssembly(choices), // some servers stream unasked
 	}
 	if streaming {
-		g.accept = "text/event-stream, application/json"
+		r.accept = acceptEvents
 	}
-	return g, nil
+	return r, operation, nil
 }
 
 // operationOf is the operation of a call: what its caller says, then what its payload says, then the model's.

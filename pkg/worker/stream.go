@@ -22,6 +22,9 @@ type parts interface {
 	outcome() Outcome
 }
 
+// acceptEvents is the header Accept of a request for a stream; an error comes as JSON.
+const acceptEvents = "text/event-stream, application/json"
+
 // consume reads a stream of server-sent events to its end, hands its frames to
 // the call's output and puts the whole answer together.
 func (w *wire) consume(ctx context.Context, stop context.CancelCauseFunc, a answer, call Call, whole parts) Outcome {

@@ -102,6 +102,7 @@ type request struct {
 	body        []byte
 	header      http.Header // besides the model's own
 	accept      string
+	events      parts // puts the answer together if it is a stream; nil: it is none
 }
 
 // answer is what came back. Exactly one of reply and err is set.
@@ -246,9 +247,19 @@ func (w *wire) submit(ctx context.Context, call Call, build func(finishBy time.T
 		header[name] = values
 	}
 	r.header = header
+	return w.exchange(ctx, call, r, judge)
+}
+
+// exchange sends a request, and puts its answer together from the events of a stream, or has judge read it whole.
+func (w *wire) exchange(ctx context.Context, call Call, r request, judge func(reply) Outcome) Outcome {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	a := w.do(ctx, r)
-	if a.err != nil {
+	switch {
+	case a.err != nil:
 		return w.broken(ctx, a, a.err)
+	case r.events != nil && a.reply.StatusCode/100 == 2 && isEventStream(a.reply):
+		return w.consume(ctx, stop, a, call, r.events)
 	}
 	return w.judged(ctx, a, judge)
 }
