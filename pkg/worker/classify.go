@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/internal/duration"
 )
 
-// classifyStatus turns an answer that is not a success into an outcome. request is what the worker was
+// ClassifyAnswer turns an answer that is not a success into an outcome. request is what the worker was
 // asked: what its error echoes of that says nothing about the worker.
 //
 //	429, 503 for want of room             busy: costs nothing
@@ -25,7 +25,7 @@ import (
 //	400 of a port that wants TLS          misrouted: the instance or the route is to blame, until all agree
 //	400, 413, 415, 422                    the request is refused for good
 //	everything else                       it ran and failed, with the class that the text tells
-func classifyStatus(status int, header http.Header, body, request []byte) Outcome {
+func ClassifyAnswer(status int, header http.Header, body, request []byte) Outcome {
 	message := errorText(body)
 	class := classifyText(message, request)
 	if class == ClassContextLost && status < 500 && status != http.StatusFailedDependency {
@@ -263,11 +263,10 @@ func reasonOf(status int, message string) string {
 	return "worker answered " + strconv.Itoa(status) + ": " + message
 }
 
-// retryAfterMax bounds what a worker may ask for, so that one wrong header does
-// not park an entry for a year.
-const retryAfterMax = time.Hour
+// toldMax bounds what is told of the header Retry-After of an answer. Calls are kept back for RetryAfterMax at most.
+const toldMax = time.Hour
 
 // retryAfter is how long the header of an answer asks to wait; 0 for none.
 func retryAfter(header http.Header) time.Duration {
-	return duration.RetryAfter(header, time.Now(), retryAfterMax)
+	return duration.RetryAfter(header, time.Now(), toldMax)
 }

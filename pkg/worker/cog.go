@@ -96,7 +96,7 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 			RetryAfter: retryAfter(header), Reason: Clip(reasonOf(status, errorText(body))),
 		}
 	case status/100 != 2:
-		return classifyStatus(status, header, body, call.Payload)
+		return ClassifyAnswer(status, header, body, call.Payload)
 	}
 	var p prediction
 	if json.Unmarshal(body, &p) != nil {

@@ -58,7 +58,7 @@ func (d *generic) judgeRefusal(status int, header http.Header, body []byte, run 
 		d.model.Statuses.Failed):
 		return d.failure(status, reply, run) // the run's own end, whatever the status that carries it
 	}
-	return classifyStatus(status, header, body, run.Request)
+	return ClassifyAnswer(status, header, body, run.Request)
 }
 
 func (d *generic) Poll(ctx context.Context, run RunRef) Outcome {
@@ -231,7 +231,7 @@ func refusedProbe(status int, body []byte) Health {
 	h := Health{
 		State: StateUnhealthy, Reason: Clip(reasonOf(status, text)), Unreached: status == http.StatusGatewayTimeout,
 	}
-	if strings.Contains(text, "loading") || strings.Contains(text, "starting") || strings.Contains(text, "warming") {
+	if saysStarting(text) {
 		h.State = StateStarting
 	}
 	return h

@@ -48,7 +48,7 @@ func (p *oip) Submit(ctx context.Context, call Call) Outcome {
 	}, func(r reply) Outcome {
 		switch {
 		case r.status/100 != 2:
-			return classifyStatus(r.status, r.header, r.body, call.Payload)
+			return ClassifyAnswer(r.status, r.header, r.body, call.Payload)
 		case r.header.Get("Inference-Header-Content-Length") != "":
 			return failed(ClassInput, "worker answered with tensors in binary form, which no JSON result can hold: "+
 				"let it answer in JSON")

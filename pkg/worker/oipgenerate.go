@@ -24,7 +24,7 @@ func (p *oip) generate(ctx context.Context, call Call) Outcome {
 func judgeGenerate(r reply, call Call) Outcome {
 	switch {
 	case r.status/100 != 2:
-		return classifyStatus(r.status, r.header, r.body, call.Payload)
+		return ClassifyAnswer(r.status, r.header, r.body, call.Payload)
 	case !json.Valid(r.body):
 		return failed(ClassTransient, "worker answered with something that is not JSON")
 	}

@@ -200,7 +200,7 @@ func withUsage(options json.RawMessage) json.RawMessage {
 func (p *openAI) judge(r reply, call Call) Outcome {
 	switch {
 	case r.status/100 != 2:
-		return classifyStatus(r.status, r.header, r.body, call.Payload)
+		return ClassifyAnswer(r.status, r.header, r.body, call.Payload)
 	case !json.Valid(r.body):
 		return failed(ClassTransient, "worker answered with something that is not JSON")
 	case hasMember(r.body, "error") && !hasMember(r.body, "choices") && !hasMember(r.body, "data"):
@@ -270,7 +270,7 @@ func isEventStream(reply *http.Response) bool {
 func errorAfterOK(body, request []byte, afterOutput bool) Outcome {
 	status := errorCode(body)
 	if status >= 400 && status < 600 && !afterOutput {
-		return classifyStatus(status, http.Header{}, body, request)
+		return ClassifyAnswer(status, http.Header{}, body, request)
 	}
 	text := errorText(body)
 	class := classifyText(text, request).OrTransient()
