@@ -62,7 +62,7 @@ var ErrNoCallback = errors.New("an asynchronous model of cog needs tasknode.infe
 // predictionBody wraps the payload as input. A model with a body template gives
 // input (and context) itself.
 func (c *cog) predictionBody(call Call) (json.RawMessage, error) {
-	expanded, err := c.body(call, call.FinishBy)
+	expanded, err := c.model.body(call, call.FinishBy)
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ type genericReply struct {
 func (d *generic) Submit(ctx context.Context, call Call) Outcome {
 	call.Request = call.Payload
 	return d.submit(ctx, call, func(finishBy time.Time) (request, error) {
-		body, err := d.body(call, finishBy)
+		body, err := d.model.body(call, finishBy)
 		header := http.Header{}
 		SetSource(header)
 		if call.Callback != "" {

@@ -361,15 +361,12 @@ func checkTimes(m Model) error {
 // CloseEndsRun says whether closing the connection of a call of the model's operation ends its run. That of an
 // asynchronous call is closed anyhow, and its run goes on.
 func (m Model) CloseEndsRun() bool {
-	if m.AbortStops == nil {
-		m.AbortStops = new(stopsOnClose(m.Protocol, m.Operation))
-	}
-	return m.Type != TypeAsync && *m.AbortStops
+	return m.Type != TypeAsync && *m.calledFor(m.Operation).AbortStops
 }
 
 // StopsOnClose says whether closing the connection of a call ends its run, as Submit has it.
 func (m Model) StopsOnClose(call Call) bool {
-	if m.AbortStops == nil && m.Protocol == ProtocolOpenAI {
+	if m.AbortStops == nil && m.Protocol == ProtocolOpenAI { // else its body would be read for nothing
 		m = m.calledFor(m.operationOf(call, m.fields(call)))
 	}
 	return m.CloseEndsRun()
@@ -388,7 +385,7 @@ func stopsOnClose(p Protocol, operation string) bool {
 	return p == ProtocolCog || p == ProtocolOpenAI && operation != OperationImages
 }
 
-// calledFor is the model for a call of an operation, which may be another than its own.
+// calledFor is the model for a call of an operation, which may be another than its own. It has AbortStops.
 func (m Model) calledFor(operation string) Model {
 	if m.AbortStops == nil {
 		m.AbortStops = new(stopsOnClose(m.Protocol, operation))

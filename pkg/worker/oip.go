@@ -62,7 +62,7 @@ func (p *oip) Submit(ctx context.Context, call Call) Outcome {
 // inferBody sets the request id to the entry's where the payload has none. The
 // server echoes it; it is not an idempotency key.
 func (p *oip) inferBody(call Call, finishBy time.Time) (json.RawMessage, error) {
-	expanded, err := p.body(call, finishBy)
+	expanded, err := p.model.body(call, finishBy)
 	if err != nil {
 		return nil, err
 	}

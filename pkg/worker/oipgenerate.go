@@ -16,7 +16,7 @@ func (p *oip) generate(ctx context.Context, call Call) Outcome {
 		r.url, r.accept, r.events = r.url+"_stream", acceptEvents, &generated{}
 	}
 	return p.submit(ctx, call, func(finishBy time.Time) (_ request, err error) {
-		r.body, err = p.body(call, finishBy)
+		r.body, err = p.model.body(call, finishBy)
 		return r, err
 	}, func(r reply) Outcome { return judgeGenerate(r, call) })
 }

@@ -77,7 +77,7 @@ func (p *openAI) Submit(ctx context.Context, call Call) Outcome {
 // operation, in the member operation that no server is sent, and may ask for a stream; what it leaves
 // open the model decides.
 func (p *openAI) requestOf(call Call, finishBy time.Time) (r request, operation string, err error) {
-	expanded, err := p.body(call, finishBy)
+	expanded, err := p.model.body(call, finishBy)
 	if err != nil {
 		return r, "", err
 	}

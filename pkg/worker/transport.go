@@ -362,11 +362,6 @@ func (w *wire) headers(call Call, finishBy time.Time) http.Header {
 	return h
 }
 
-// body is that of the model for a call.
-func (w *wire) body(call Call, finishBy time.Time) (json.RawMessage, error) {
-	return w.model.body(call, finishBy)
-}
-
 // body builds the request body from the model's template, or passes the
 // payload on.
 func (m Model) body(call Call, finishBy time.Time) (json.RawMessage, error) {
