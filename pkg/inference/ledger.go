@@ -38,7 +38,7 @@ type slotLedger struct {
 	perSlot    int // permits that one slot backs
 	unassigned int // permits acquired and not assigned to a slot
 	waiting    int // of these, the ones that wait for a busy slot and leave the idle ones to others
-	share      int // how many slots this node may hold while others go without; -1: no other node does
+	share      int // how many slots this node may hold while others go without; -1: none does, as far as is known
 
 	pressed map[int32]bool // instances that had better get no more calls while others have free slots
 	relief  int            // free slots of the others, when last counted
@@ -104,6 +104,9 @@ func (l *slotLedger) of(instance int32) *instanceSlots {
 // add puts a leased slot into the ledger, idle. Whatever has its number is lost, also under a greater token: callers
 // hold the talk lock from the question on, so that no answer is older than the ledger.
 func (l *slotLedger) add(s slot.Held, now time.Time) *heldSlot {
+	if l.share >= 0 && l.held() == 0 {
+		l.share = -1 // it was read when the node held slots before: others may have enough by now
+	}
 	i := l.of(s.Instance)
 	if old := i.Numbered(s.Number); old != nil {
 		l.lose(old) // with what its call keeps away

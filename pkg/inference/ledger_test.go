@@ -38,6 +38,23 @@ func TestPermitIsTakenBeforeItIsAssignedAndFreeOnlyWhenGivenBack(t *testing.T) {
 	}
 }
 
+// A share is read while the node holds slots. Once it has given all back, other nodes may have enough again: what it
+// leases later is not bounded by that share until the next reading, which is up to a second away.
+func TestAShareLastsNoLongerThanTheSlots(t *testing.T) {
+	now := time.Now()
+	l := newSlotLedger()
+	l.add(slotAt(1, 0, 100), now)
+	l.share = 1
+	if n := len(l.surplus(now, 0, everywhere)); n != 1 {
+		t.Fatalf("%d slots go back, want 1", n)
+	}
+	l.add(slotAt(1, 0, 101), now)
+	l.add(slotAt(1, 1, 102), now)
+	if n := l.take(now, 2, everywhere); n != 2 {
+		t.Errorf("%d permits for 2 slots", n)
+	}
+}
+
 func TestSlotInDoubtIsNotGivenOut(t *testing.T) {
 	now := time.Now()
 	l := newSlotLedger()
