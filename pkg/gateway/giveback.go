@@ -169,17 +169,14 @@ func (l *leaser) giveBack(ctx context.Context) {
 	}
 }
 
-// gaveBack notes that slots were given back. Without an answer they are given back once more: see slot.Leaving.
+// gaveBack notes whether slots were given back.
 func (l *leaser) gaveBack(out []slot.Held, answered bool) {
-	leases := l.leases
-	leases.mu.Lock()
-	defer leases.mu.Unlock()
-	if !answered {
-		l.leaving.GiveBack(out...)
-		return
+	l.leases.mu.Lock()
+	defer l.leases.mu.Unlock()
+	l.leaving.GaveBack(time.Now(), answered, out...)
+	if answered {
+		l.leases.figures.Returned += int64(len(out))
 	}
-	leases.figures.Returned += int64(len(out))
-	l.leaving.Told(time.Now(), out...)
 }
 
 func (l *leaser) sendDoubts(ctx context.Context) {
@@ -195,12 +192,8 @@ func (l *leaser) sendDoubts(ctx context.Context) {
 	})
 	leases.mu.Lock()
 	defer leases.mu.Unlock()
-	if !ok {
-		l.leaving.Doubt(doubts...)
-		return
+	l.leaving.Doubted(time.Now(), ok, doubts...)
+	if ok {
+		leases.figures.Doubted += int64(len(doubts))
 	}
-	for _, d := range doubts {
-		l.leaving.Told(time.Now(), d.Held)
-	}
-	leases.figures.Doubted += int64(len(doubts))
 }

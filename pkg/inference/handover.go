@@ -112,17 +112,12 @@ func (p *SlotPool) sendGoing(model string) {
 	p.gaveBack(map[string][]slot.Held{model: out}, err == nil)
 }
 
-// gaveBack notes that slots of models were given back. Without an answer they go back once more: see slot.Leaving.
+// gaveBack notes whether slots of models were given back.
 func (p *SlotPool) gaveBack(out map[string][]slot.Held, answered bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for model, slots := range out {
-		leaving := &p.stateOf(model).ledger.leaving
-		if answered {
-			leaving.Told(time.Now(), slots...)
-		} else {
-			leaving.GiveBack(slots...)
-		}
+		p.stateOf(model).ledger.leaving.GaveBack(time.Now(), answered, slots...)
 	}
 }
 

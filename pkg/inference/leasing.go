@@ -93,13 +93,7 @@ func (p *SlotPool) markDoubts(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for state, doubts := range of {
-		if err != nil {
-			state.ledger.leaving.Doubt(doubts...)
-			continue
-		}
-		for _, d := range doubts {
-			state.ledger.leaving.Told(now, d.Held)
-		}
+		state.ledger.leaving.Doubted(now, err == nil, doubts...)
 	}
 	return err
 }

@@ -15,7 +15,7 @@ type Leaving struct {
 	doubts []Doubt            // to be put in doubt with the next statement
 }
 
-// Note takes slots in about which a statement begins. Told, GiveBack or Keep follows.
+// Note takes slots in about which a statement begins. GaveBack or Keep follows.
 func (l *Leaving) Note(slots ...Held) {
 	if l.told == nil {
 		l.told = map[Held]time.Time{}
@@ -25,13 +25,13 @@ func (l *Leaving) Note(slots ...Held) {
 	}
 }
 
-// GiveBack takes slots in that go back, or those of a statement that has no answer.
+// GiveBack takes slots in that go back.
 func (l *Leaving) GiveBack(slots ...Held) {
 	l.Note(slots...)
 	l.back = append(l.back, slots...)
 }
 
-// Doubt takes slots in whose calls may still run, or those of a statement that has no answer.
+// Doubt takes slots in whose calls may still run.
 func (l *Leaving) Doubt(doubts ...Doubt) {
 	for _, d := range doubts {
 		l.Note(d.Held)
@@ -39,14 +39,14 @@ func (l *Leaving) Doubt(doubts ...Doubt) {
 	l.doubts = append(l.doubts, doubts...)
 }
 
-// TakeBack returns the slots that go back, for a statement. Told or GiveBack follows.
+// TakeBack returns the slots that go back, for a statement. GaveBack follows.
 func (l *Leaving) TakeBack() []Held {
 	back := l.back
 	l.back = nil
 	return back
 }
 
-// TakeDoubts returns the slots that are to be put in doubt, for a statement. Told or Doubt follows.
+// TakeDoubts returns the slots that are to be put in doubt, for a statement. Doubted follows.
 func (l *Leaving) TakeDoubts() []Doubt {
 	doubts := l.doubts
 	l.doubts = nil
@@ -62,12 +62,33 @@ func (l *Leaving) Doubts() []Doubt { return l.doubts }
 // Due says whether the database is to be told of any.
 func (l *Leaving) Due() bool { return len(l.back)+len(l.doubts) > 0 }
 
-// Told notes that the database has answered the statement about slots.
-func (l *Leaving) Told(now time.Time, slots ...Held) {
+// GaveBack notes whether the database has answered the statement by which slots went back. Without an answer they go
+// back once more, with the next one.
+func (l *Leaving) GaveBack(now time.Time, answered bool, slots ...Held) {
+	if !answered {
+		l.GiveBack(slots...)
+		return
+	}
 	for _, s := range slots {
-		if _, known := l.told[s]; known {
-			l.told[s] = now
-		}
+		l.tell(now, s)
+	}
+}
+
+// Doubted is GaveBack for the statement that put slots in doubt.
+func (l *Leaving) Doubted(now time.Time, answered bool, doubts ...Doubt) {
+	if !answered {
+		l.Doubt(doubts...)
+		return
+	}
+	for _, d := range doubts {
+		l.tell(now, d.Held)
+	}
+}
+
+// tell notes that the database knows of a slot.
+func (l *Leaving) tell(now time.Time, s Held) {
+	if _, leaves := l.told[s]; leaves {
+		l.told[s] = now
 	}
 }
 

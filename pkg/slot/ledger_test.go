@@ -102,27 +102,24 @@ func TestASlotIsIdleOrBusyOrLeaves(t *testing.T) {
 				switch rapid.SampledFrom([]string{"taken", "kept", "no answer"}).Draw(t, "answer") {
 				case "taken":
 					gone(s)
-					leaving.Told(now, s)
+					leaving.GaveBack(now, true, s)
 				case "kept":
 					leaving.Keep(s)
 					ledger.Add(s)
 				default:
-					leaving.GiveBack(s)
+					leaving.GaveBack(now, false, s)
 				}
 			},
 			"send": func(t *rapid.T) {
 				sentBack = append(sentBack, leaving.TakeBack()...)
 				doubts := leaving.TakeDoubts()
-				if !rapid.Bool().Draw(t, "answered") {
-					leaving.Doubt(doubts...)
-					return
-				}
+				answered := rapid.Bool().Draw(t, "answered")
 				for _, d := range doubts {
-					if _, there := rows[d.Held]; there {
+					if _, there := rows[d.Held]; there && answered {
 						rows[d.Held] = true
 					}
-					leaving.Told(now, d.Held)
 				}
+				leaving.Doubted(now, answered, doubts...)
 			},
 			"answer": func(t *rapid.T) {
 				if rapid.Bool().Draw(t, "carried out") {
@@ -130,14 +127,13 @@ func TestASlotIsIdleOrBusyOrLeaves(t *testing.T) {
 						gone(s)
 					}
 				}
-				if rapid.Bool().Draw(t, "answered") {
+				answered := rapid.Bool().Draw(t, "answered")
+				if answered {
 					for _, s := range sentBack {
 						gone(s)
 					}
-					leaving.Told(now, sentBack...)
-				} else {
-					leaving.GiveBack(sentBack...)
 				}
+				leaving.GaveBack(now, answered, sentBack...)
 				sentBack = nil
 			},
 			"compare": func(*rapid.T) {
