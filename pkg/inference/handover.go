@@ -12,22 +12,20 @@ import (
 // wantedFor is how long after a hint slots that come idle are handed over.
 const wantedFor = time.Second
 
-// Wanted is called when gateways miss slots of a model: idle ones are handed over, and the runs that the
-// database says are to be preempted are ended. It does not block.
+// Wanted is called when gateways miss slots of a model: idle ones that no permits cover are handed over, and the runs
+// that the database says are to be preempted are ended. It does not block.
 func (p *SlotPool) Wanted(model string) {
 	p.mu.Lock()
-	known := p.models[model] != nil
-	asking := known && p.hints > 0
-	if known {
-		p.models[model].wanted = time.Now().Add(wantedFor)
-		p.hints++
-	}
-	p.mu.Unlock()
-	if !known {
+	defer p.mu.Unlock()
+	state := p.models[model]
+	if state == nil {
 		return
 	}
-	p.HandOver(model)
-	if !asking {
+	state.wanted = time.Now().Add(wantedFor)
+	if state.ledger.sendIdleAway() {
+		go p.sendGoing(model)
+	}
+	if p.hints++; p.hints == 1 {
 		go p.followHints()
 	}
 }
@@ -82,17 +80,6 @@ func (p *SlotPool) ask(what string, statement func(context.Context) error) {
 	p.failing.Note(ctx, p.log, slog.LevelWarn, what, what, statement(ctx))
 }
 
-// HandOver gives the idle slots of a model, but for those that permits cover, to the gateways that
-// miss some. It does not block.
-func (p *SlotPool) HandOver(model string) {
-	p.mu.Lock()
-	going := p.stateOf(model).ledger.sendIdleAway()
-	p.mu.Unlock()
-	if going {
-		go p.sendGoing(model)
-	}
-}
-
 // sendGoing hands over the slots of a model that go away.
 func (p *SlotPool) sendGoing(model string) {
 	ctx, done, err := p.exchange(context.Background())
@@ -123,7 +110,7 @@ func (p *SlotPool) gaveBack(out map[string][]slot.Held, answered bool) {
 
 // sendIdleAway sends the idle slots without a permit away. It says whether any go.
 func (l *slotLedger) sendIdleAway() bool {
-	spare := l.idle() - (max(l.unassigned, 0)+l.perSlot-1)/l.perSlot
+	spare := l.idle() - l.covering()
 	for _, s := range l.instances {
 		for spare > 0 && s.Idle() > 0 {
 			l.sendAway(s.First())

@@ -183,6 +183,9 @@ func (l *slotLedger) free(now time.Time, usable func(instance int32) bool) int {
 	return idle*l.perSlot - (l.unassigned - l.waiting)
 }
 
+// covering is how many idle slots cover the permits that are not assigned.
+func (l *slotLedger) covering() int { return (max(l.unassigned, 0) + l.perSlot - 1) / l.perSlot }
+
 // endPermits ends n permits that are not assigned.
 func (l *slotLedger) endPermits(n int) { l.unassigned -= n }
 
@@ -392,7 +395,7 @@ func (l *slotLedger) surplus(now time.Time, idleMax time.Duration, usable func(i
 			spare += s.Idle()
 		}
 	}
-	spare -= (max(l.unassigned, 0) + l.perSlot - 1) / l.perSlot
+	spare -= l.covering()
 	beyond := 0
 	if l.share >= 0 {
 		beyond = l.held() - l.share

@@ -138,7 +138,7 @@ func TestASlotThatLeavesDuringAComparisonIsNotUsedAgain(t *testing.T) {
 			giveBack()
 			kept := durableShare
 			if idle {
-				pool.HandOver(c.model.Name)
+				pool.Wanted(c.model.Name)
 				kept = 0
 			}
 			close(db.answer)
