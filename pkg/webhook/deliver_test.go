@@ -235,6 +235,31 @@ func TestBreakerOfAnEndpoint(t *testing.T) {
 	}
 }
 
+// An attempt that began before the breaker opened, and ends during the trial, is not the trial: until that ends there
+// is no other attempt, and no longer rest.
+func TestAnEarlierAttemptIsNotTheTrialOfItsEndpoint(t *testing.T) {
+	for name, end := range map[string]func(*endpoints, time.Time, *flight){
+		"tells nothing": func(e *endpoints, _ time.Time, f *flight) { e.forgo(f) },
+		"failed":        func(e *endpoints, now time.Time, f *flight) { e.leave(now, f, verdict{reason: "500"}) },
+	} {
+		e := newEndpoints(flightLimits{address: 4, host: 32, unproven: 8})
+		now, to := time.Now(), target{"https://a.example/hook", "https://a.example", "a.example"}
+		earlier, _ := e.enter(now, to)
+		for range breakerFailures {
+			f, _ := e.enter(now, to)
+			e.leave(now, f, verdict{reason: "500"})
+		}
+		now = now.Add(breakerOpen + time.Second)
+		if trial, _ := e.enter(now, to); trial == nil {
+			t.Fatal("no trial after the breaker was open")
+		}
+		end(e, now, earlier)
+		if other, no := e.enter(now, to); other != nil || no.wait != fullWait {
+			t.Errorf("%s: another attempt beside the trial: admitted %t, or after %s", name, other != nil, no.wait)
+		}
+	}
+}
+
 func TestHostIsBoundedWiderThanAnAddress(t *testing.T) {
 	e := newEndpoints(flightLimits{2, 3, 8})
 	now, admitted := time.Now(), 0

@@ -67,6 +67,7 @@ type flight struct {
 	endpoint       *endpoint
 	to             target
 	unproven, slow bool
+	trial          bool // the one after the breaker was open: others may have begun before that
 }
 
 // verdict is what an attempt says about its endpoint.
@@ -125,7 +126,8 @@ func (e *endpoints) enter(now time.Time, to target) (*flight, refusal) {
 		p.idle = nil
 	}
 	p.active++
-	p.trial = !p.openUntil.IsZero()
+	f.trial = !p.openUntil.IsZero()
+	p.trial = f.trial
 	return f, refusal{}
 }
 
@@ -150,7 +152,7 @@ func (e *endpoints) leave(now time.Time, f *flight, v verdict) {
 	switch {
 	case v.healthy:
 		p.failures, p.openFor, p.openUntil = 0, 0, time.Time{}
-	case p.trial:
+	case f.trial:
 		p.open(now)
 	default:
 		p.failures++
@@ -175,7 +177,7 @@ func (e *endpoints) forgo(f *flight) {
 func (e *endpoints) release(f *flight) {
 	p := f.endpoint
 	p.active--
-	p.trial = false
+	p.trial = p.trial && !f.trial
 	e.count(f, -1)
 	switch {
 	case p.active > 0:
