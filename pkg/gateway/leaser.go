@@ -101,7 +101,7 @@ func (l *leaser) execute(ctx context.Context, what string, send func(ctx context
 	if err != nil {
 		l.failed = time.Now()
 	}
-	return leases.answered(err, statement{what, l.model})
+	return leases.answered(err, what, l.model)
 }
 
 // away says whether the database did not answer the last statement about all models, or just now that of the leaser.

@@ -24,17 +24,17 @@ type Leases struct {
 	log        *slog.Logger
 	wake       chan struct{} // holds one: a comparison is asked for
 	statements chan struct{} // holds one for each statement of a leaser that is under way
+	failing    duty.FailingEach
 
 	mu            sync.Mutex
-	leasers       map[string]*leaser          // by model
-	start         func(l *leaser)             // runs a leaser in a goroutine; nil while Run does not
-	granted       bool                        // the gateway was told of slots that no comparison has read
-	reading       bool                        // a comparison reads them
-	answer        time.Time                   // the last statement that the database answered
-	failed        bool                        // it did not answer the last one about all models
-	failing       map[statement]*duty.Failing // those that go on failing
-	nodeLeaseEnds time.Time                   // until then what is held is this gateway's, by its lease
-	trusted       time.Time                   // until then slots are used; zero: it was not set yet
+	leasers       map[string]*leaser // by model
+	start         func(l *leaser)    // runs a leaser in a goroutine; nil while Run does not
+	granted       bool               // the gateway was told of slots that no comparison has read
+	reading       bool               // a comparison reads them
+	answer        time.Time          // the last statement that the database answered
+	failed        bool               // it did not answer the last one about all models
+	nodeLeaseEnds time.Time          // until then what is held is this gateway's, by its lease
+	trusted       time.Time          // until then slots are used; zero: it was not set yet
 	figures       LeaseFigures
 }
 
@@ -67,7 +67,7 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	l := &Leases{
 		config: config, holder: slot.Holder{DB: db, Node: node}, gateway: g, log: cmp.Or(config.Log, slog.Default()),
 		wake: make(chan struct{}, 1), statements: make(chan struct{}, SlotStatements), leasers: map[string]*leaser{},
-		answer: time.Now(), failing: map[statement]*duty.Failing{},
+		answer: time.Now(),
 	}
 	g.leases = l
 	return l
@@ -265,44 +265,23 @@ func (l *Leases) note(err error, what string) bool {
 	l.mu.Lock()
 	l.failed = err != nil
 	l.mu.Unlock()
-	return l.answered(err, statement{what: what})
+	return l.answered(err, what, "")
 }
 
-// statement names a statement in the log. That of one model may fail while those of others work.
-type statement struct {
-	what  string
-	model string // empty: it is about all models
-}
-
-// logFailing logs when a statement begins to fail and when it works again. Called with mu held.
-func (l *Leases) logFailing(s statement, err error) {
-	failing := l.failing[s]
-	switch {
-	case failing == nil && err == nil:
-		return
-	case failing == nil:
-		failing = &duty.Failing{}
-		l.failing[s] = failing
-	case err == nil:
-		delete(l.failing, s)
+// answered takes down whether the database answered a statement. One about a model may fail while those about others
+// work; model is empty where it is about all.
+func (l *Leases) answered(err error, what, model string) bool {
+	var about []any
+	if model != "" {
+		about = []any{"model", model}
 	}
-	log := l.log
-	if s.model != "" {
-		log = log.With("model", s.model)
-	}
-	failing.Note(context.Background(), log, slog.LevelWarn, "slots: "+s.what, err)
-}
-
-// answered takes down whether the database answered a statement.
-func (l *Leases) answered(err error, s statement) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	silent := time.Since(l.answer)
-	l.logFailing(s, err)
+	l.failing.Note(context.Background(), l.log, slog.LevelWarn, "slots: "+what, what+"\x00"+model, err, about...)
 	if err != nil {
 		return false
 	}
-	if silent > degradedAfter {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if silent := time.Since(l.answer); silent > degradedAfter {
 		l.log.Info("database answers again: slots are compared", "after", silent)
 		l.compareAgain()
 	}
