@@ -33,6 +33,28 @@ func (g *Gateway) Mount(pattern string, handler http.HandlerFunc) {
 	})
 }
 
+// Route serves a mounted route for a client that was let in.
+type Route func(w http.ResponseWriter, r *http.Request, c Requester) error
+
+// AdmitFunc lets a request in: Admit, or AdmitWithoutWork.
+type AdmitFunc func(r *http.Request) (c Requester, leave func(), err error)
+
+// MountFor is Mount for a route of clients, which admit lets in. refuse answers the errors of both.
+func (g *Gateway) MountFor(pattern string, admit AdmitFunc, serve Route,
+	refuse func(w http.ResponseWriter, r *http.Request, err error),
+) {
+	g.Mount(pattern, func(w http.ResponseWriter, r *http.Request) {
+		c, leave, err := admit(r)
+		defer leave()
+		if err == nil {
+			err = serve(w, r, c)
+		}
+		if err != nil {
+			refuse(w, r, err)
+		}
+	})
+}
+
 // ReadBody reads the whole body of a request of a mounted route, of up to most bytes, as those of the gateway's own
 // routes are: within the budget of the bodies of all requests, and within a minute. release must be called when the
 // request has ended, error or not; the body is not valid behind it. An error is one for AnswerError.

@@ -66,44 +66,32 @@ const statementMax = 10 * time.Second
 
 // Mount adds the routes to the gateway.
 func (s *Batches) Mount() {
-	s.route("POST /v1/files", s.upload, false)
-	s.route("GET /v1/files", s.listFiles, true)
-	s.route("GET /v1/files/{id}", s.oneFile, true)
-	s.route("DELETE /v1/files/{id}", s.deleteFile, true)
-	s.route("GET /v1/files/{id}/content", s.content, false)
-	s.route("POST /v1/batches", s.create, true)
-	s.route("GET /v1/batches", s.listBatches, true)
-	s.route("GET /v1/batches/{id}", s.oneBatch, true)
-	s.mount("POST /v1/batches/{id}/cancel", s.cancel, true, s.gateway.AdmitWithoutWork)
+	s.route("POST /v1/files", s.upload)
+	s.route("GET /v1/files", bounded(s.listFiles))
+	s.route("GET /v1/files/{id}", bounded(s.oneFile))
+	s.route("DELETE /v1/files/{id}", bounded(s.deleteFile))
+	s.route("GET /v1/files/{id}/content", s.content)
+	s.route("POST /v1/batches", bounded(s.create))
+	s.route("GET /v1/batches", bounded(s.listBatches))
+	s.route("GET /v1/batches/{id}", bounded(s.oneBatch))
+	s.gateway.MountFor("POST /v1/batches/{id}/cancel", s.gateway.AdmitWithoutWork, bounded(s.cancel), s.refuse)
 }
 
-type route func(w http.ResponseWriter, r *http.Request, c gateway.Requester) error
-
-// admission authenticates a request: see gateway.Admit.
-type admission func(r *http.Request) (c gateway.Requester, leave func(), err error)
-
-// route mounts one; bounded says that it ends within statementMax.
-func (s *Batches) route(pattern string, serve route, bounded bool) {
-	s.mount(pattern, serve, bounded, s.gateway.Admit)
+func (s *Batches) route(pattern string, serve gateway.Route) {
+	s.gateway.MountFor(pattern, s.gateway.Admit, serve, s.refuse)
 }
 
-func (s *Batches) mount(pattern string, serve route, bounded bool, admit admission) {
-	s.gateway.Mount(pattern, func(w http.ResponseWriter, r *http.Request) {
-		c, leave, err := admit(r)
-		defer leave()
-		if err == nil {
-			ctx := r.Context()
-			if bounded {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, statementMax)
-				defer cancel()
-			}
-			err = serve(w, r.WithContext(ctx), c)
-		}
-		if err != nil {
-			gateway.AnswerError(w, s.said(r, err))
-		}
-	})
+// bounded is a route that ends within statementMax.
+func bounded(serve gateway.Route) gateway.Route {
+	return func(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+		ctx, cancel := context.WithTimeout(r.Context(), statementMax)
+		defer cancel()
+		return serve(w, r.WithContext(ctx), c)
+	}
+}
+
+func (s *Batches) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	gateway.AnswerError(w, s.said(r, err))
 }
 
 // said turns what went wrong into the error that the client gets.

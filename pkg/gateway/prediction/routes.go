@@ -60,29 +60,13 @@ func (s *Predictions) Mount() {
 	s.route("POST /v1/deployments/{owner}/{name}/predictions", s.createModel)
 	s.route("GET /v1/predictions", s.list)
 	s.route("GET /v1/predictions/{id}", s.get)
-	s.mount("POST /v1/predictions/{id}/cancel", s.cancel, s.gateway.AdmitWithoutWork)
+	s.gateway.MountFor("POST /v1/predictions/{id}/cancel", s.gateway.AdmitWithoutWork, s.cancel, s.refuse)
 	s.route("GET /v1/webhooks/default/secret", s.secret)
 	s.gateway.Mount("GET /v1/predictions/{id}/stream/{key}", s.stream)
 }
 
-type route func(w http.ResponseWriter, r *http.Request, c gateway.Requester) error
-
-// admission authenticates a request: see gateway.Admit.
-type admission func(r *http.Request) (c gateway.Requester, leave func(), err error)
-
-func (s *Predictions) route(pattern string, serve route) { s.mount(pattern, serve, s.gateway.Admit) }
-
-func (s *Predictions) mount(pattern string, serve route, admit admission) {
-	s.gateway.Mount(pattern, func(w http.ResponseWriter, r *http.Request) {
-		c, leave, err := admit(r)
-		defer leave()
-		if err == nil {
-			err = serve(w, r, c)
-		}
-		if err != nil {
-			s.refuse(w, r, err)
-		}
-	})
+func (s *Predictions) route(pattern string, serve gateway.Route) {
+	s.gateway.MountFor(pattern, s.gateway.Admit, serve, s.refuse)
 }
 
 // problem is an error as RFC 9457 has it.
