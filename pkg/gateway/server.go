@@ -141,11 +141,11 @@ func (s *serving) run(read reader) (err error) {
 	if err := s.find(); err != nil {
 		return err
 	}
-	ctx, cancel, err := s.readHeaders()
-	defer cancel()
-	if err != nil {
+	if err := s.readHeaders(); err != nil {
 		return err
 	}
+	ctx, cancel := s.withDeadline()
+	defer cancel()
 	if done, err := s.asynchronous(ctx); done || err != nil {
 		return err
 	}
@@ -188,37 +188,35 @@ func unknownModel(name string) error {
 		"the model %q does not exist or you do not have access to it", name)
 }
 
-// readHeaders reads the headers that are for the gateway, and returns the context of the request with its
-// deadline.
-func (s *serving) readHeaders() (context.Context, context.CancelFunc, error) {
-	ctx, cancel := s.r.Context(), context.CancelFunc(func() {})
+// readHeaders reads the headers that are for the gateway, and makes the ticket for the pool.
+func (s *serving) readHeaders() error {
 	h := s.r.Header
 	flow, granted, err := s.flow(h.Get("X-Penstock-Flow"))
 	if err != nil {
-		return ctx, cancel, err
+		return err
 	}
 	set := s.gateway.flow(flow)
 	if err := set.closed(); err != nil {
-		return ctx, cancel, err
+		return err
 	}
 	criticality, err := s.criticality(h.Get("X-Penstock-Criticality"), set)
 	if err != nil {
-		return ctx, cancel, err
+		return err
 	}
 	ttl, err := milliHeader(h, "X-Penstock-Queue-Ttl-Ms")
 	if err != nil {
-		return ctx, cancel, err
+		return err
 	}
 	left, err := milliHeader(h, "X-Penstock-Deadline-Ms")
 	if err != nil {
-		return ctx, cancel, err
+		return err
 	}
 	if err := s.checkBackground(); err != nil {
-		return ctx, cancel, err
+		return err
 	}
 	choices, err := s.countChoices()
 	if err != nil {
-		return ctx, cancel, err
+		return err
 	}
 	s.ticket = &Request{
 		ID: s.record.ID, Flow: flow, Share: s.gateway.share(flow, granted), Criticality: criticality,
@@ -232,12 +230,19 @@ func (s *serving) readHeaders() (context.Context, context.CancelFunc, error) {
 	}
 	if left > 0 {
 		s.ticket.Deadline = s.began.Add(left)
-		ctx, cancel = context.WithDeadline(ctx, s.ticket.Deadline)
 	}
 	s.affine()
 	s.streams = s.asked.scanned.stream
 	s.record.Flow, s.record.Criticality = flow, criticality.String()
-	return ctx, cancel, nil
+	return nil
+}
+
+// withDeadline is the context of the request, with the deadline that its client has named.
+func (s *serving) withDeadline() (context.Context, context.CancelFunc) {
+	if s.ticket.Deadline.IsZero() {
+		return s.r.Context(), func() {}
+	}
+	return context.WithDeadline(s.r.Context(), s.ticket.Deadline)
 }
 
 // bytesPerToken is a rough mean over languages and tokenizers.
