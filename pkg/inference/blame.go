@@ -139,14 +139,11 @@ func (d *dispatch) usableInstances() []int32 {
 
 // evidence is what the breaker is told of a call beside its outcome.
 func (d *dispatch) evidence() evidence {
-	e := evidence{entry: d.call.Entry, ran: time.Since(d.began), last: true}
+	e := evidence{
+		entry: d.call.Entry, ran: time.Since(d.began), last: d.pool.isLast(d.model.Name, d.held.endpoint.ID),
+	}
 	if !d.shared() {
 		e.flow = d.run.Lock.Lane.Flow
-	}
-	for _, id := range d.usableInstances() {
-		if id != d.held.endpoint.ID && !d.pool.quarantined(d.model.Name, id) {
-			e.last = false
-		}
 	}
 	return e
 }

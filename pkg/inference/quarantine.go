@@ -3,6 +3,7 @@ package inference
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -89,16 +90,14 @@ func (p *SlotPool) endProbe(instance int32) {
 	delete(p.probing, instance)
 }
 
-// quarantined reports whether this node keeps calls from an instance.
-func (p *SlotPool) quarantined(model string, instance int32) bool {
-	e := p.registry.Endpoint(instance)
-	if e == nil {
-		return true
-	}
+// isLast says whether no other instance of the model takes calls of this node.
+func (p *SlotPool) isLast(model string, instance int32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	_, _, open := p.breakerOf(model).Quarantine(time.Now(), e.Server)
-	return open
+	usable := p.usable(model, time.Now())
+	return !slices.ContainsFunc(p.registry.Endpoints(model), func(e *Endpoint) bool {
+		return e.ID != instance && usable(e.ID)
+	})
 }
 
 const recycleSQL = `SELECT penstock.recycle_instance($1)`
