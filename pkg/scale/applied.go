@@ -74,10 +74,23 @@ func bounded(deployments []applied, now time.Time) {
 // neighbours notes for each deployment which room others of its model have in the same backend, or give up. Those of
 // a model come one after another, in the order in which they are filled.
 func neighbours(deployments []applied, now time.Time) {
+	for len(deployments) > 0 {
+		n := 1
+		for n < len(deployments) && deployments[n].Model == deployments[0].Model {
+			n++
+		}
+		neighboursOfModel(deployments[:n], now)
+		deployments = deployments[n:]
+	}
+}
+
+// neighboursOfModel is neighbours for the deployments of one model.
+func neighboursOfModel(deployments []applied, now time.Time) {
 	for i := range deployments {
 		s := &deployments[i]
-		for j, other := range deployments {
-			if i == j || other.Model != s.Model || other.Backend != s.Backend {
+		for j := range deployments {
+			other := &deployments[j]
+			if i == j || other.Backend != s.Backend {
 				continue
 			}
 			s.behind = s.behind || j > i && other.Existing != nil && *other.Existing > 0
