@@ -40,6 +40,7 @@ type catalog struct {
 	instances map[int32]*Endpoint
 	byModel   map[string][]*Endpoint
 	queues    map[string]modelQueue
+	queueOf   map[string]string // by model: the first of its queues, by name
 }
 
 // modelQueue is an inference queue.
@@ -48,7 +49,7 @@ type modelQueue struct{ model, application string }
 func newCatalog() *catalog {
 	return &catalog{
 		models: map[string]worker.Model{}, instances: map[int32]*Endpoint{}, byModel: map[string][]*Endpoint{},
-		queues: map[string]modelQueue{},
+		queues: map[string]modelQueue{}, queueOf: map[string]string{},
 	}
 }
 
@@ -176,15 +177,7 @@ func (r *Registry) Models() map[string]worker.Model { return r.current.Load().mo
 func (r *Registry) QueueModel(queue string) string { return r.current.Load().queues[queue].model }
 
 // ModelQueue returns the queue of a model's entries, empty if there is none.
-func (r *Registry) ModelQueue(model string) string {
-	first := ""
-	for queue, of := range r.current.Load().queues {
-		if of.model == model && (first == "" || queue < first) {
-			first = queue
-		}
-	}
-	return first
-}
+func (r *Registry) ModelQueue(model string) string { return r.current.Load().queueOf[model] }
 
 // Endpoints returns the instances of a model.
 func (r *Registry) Endpoints(model string) []*Endpoint { return r.current.Load().byModel[model] }
@@ -273,6 +266,9 @@ func (r *Registry) readQueues(ctx context.Context, fresh *catalog) error {
 	into := []any{&queue, &of.model, &of.application}
 	_, err := pgx.ForEachRow(postgres.Query(ctx, r.db, queueModelsSQL), into, func() error {
 		fresh.queues[queue] = of
+		if first, known := fresh.queueOf[of.model]; !known || queue < first {
+			fresh.queueOf[of.model] = queue
+		}
 		return nil
 	})
 	if err != nil {
