@@ -68,7 +68,7 @@ func (r *jobs) extend(
 ) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, j := range r.byToken {
+	for _, j := range r.byLock {
 		if j.timed.IsZero() {
 			continue
 		}

@@ -12,9 +12,10 @@ import (
 
 // jobs knows every job of the node, from the claim until its last ending is recorded.
 type jobs struct {
-	mu      sync.Mutex
-	byToken map[invalidation.Token]*job
-	byKey   map[jobKey]*job // the job that may run entries of a lock key
+	mu sync.Mutex
+	// by their locks, not by the tokens alone: a server that lost its last commits draws tokens again, for other keys
+	byLock map[invalidation.LockRef]*job
+	byKey  map[jobKey]*job // the job that may run entries of a lock key
 }
 
 // jobKey is a lock key of a queue.
@@ -25,7 +26,11 @@ type jobKey struct {
 
 func (j *job) key() jobKey { return jobKey{j.queue.ID, j.lock.Key} }
 
-func newJobs() *jobs { return &jobs{byToken: map[invalidation.Token]*job{}, byKey: map[jobKey]*job{}} }
+func (j *job) ref() invalidation.LockRef {
+	return invalidation.LockRef{QueueID: j.queue.ID, Key: j.lock.Key, Token: j.lock.Token}
+}
+
+func newJobs() *jobs { return &jobs{byLock: map[invalidation.LockRef]*job{}, byKey: map[jobKey]*job{}} }
 
 // errLockFreed is the cause where the lock of a run was freed: its endings are refused.
 var errLockFreed = fmt.Errorf("%w, or an operator freed the lock", invalidation.ErrLeaseLost)
@@ -36,7 +41,7 @@ var errLockFreed = fmt.Errorf("%w, or an operator freed the lock", invalidation.
 func (r *jobs) add(j *job) (beside bool, lost *job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.byToken[j.lock.Token] = j
+	r.byLock[j.ref()] = j
 	other := r.byKey[j.key()]
 	switch {
 	case other == nil || other.ended.Load():
@@ -59,7 +64,7 @@ func (r *jobs) remove(ended []*job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, j := range ended {
-		delete(r.byToken, j.lock.Token)
+		delete(r.byLock, j.ref())
 		if r.byKey[j.key()] == j {
 			delete(r.byKey, j.key())
 		}
@@ -70,9 +75,9 @@ func (r *jobs) remove(ended []*job) {
 func (r *jobs) held() (locks []invalidation.LockRef) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for token, j := range r.byToken {
+	for lock, j := range r.byLock {
 		if !j.ended.Load() {
-			locks = append(locks, invalidation.LockRef{QueueID: j.queue.ID, Key: j.lock.Key, Token: token})
+			locks = append(locks, lock)
 		}
 	}
 	return locks
@@ -87,7 +92,7 @@ func (r *jobs) loseOthers(locks []invalidation.LockRef, held []invalidation.Toke
 		kept[token] = true
 	}
 	for _, l := range locks {
-		if j := r.byToken[l.Token]; j != nil && !kept[l.Token] && !j.ended.Load() {
+		if j := r.byLock[l]; j != nil && !kept[l.Token] && !j.ended.Load() {
 			j.lose()
 			lost++
 		}
@@ -99,11 +104,11 @@ func (r *jobs) loseOthers(locks []invalidation.LockRef, held []invalidation.Toke
 func (r *jobs) beat() (b invalidation.Beat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	b.Tokens = make([]invalidation.Token, 0, len(r.byToken))
-	for token, j := range r.byToken {
-		b.Tokens = append(b.Tokens, token)
+	b.Tokens = make([]invalidation.Token, 0, len(r.byLock))
+	for lock, j := range r.byLock {
+		b.Tokens = append(b.Tokens, lock.Token)
 		if j.begun() {
-			b.Running, b.RunningEntries = append(b.Running, token), append(b.RunningEntries, j.latest[0])
+			b.Running, b.RunningEntries = append(b.Running, lock.Token), append(b.RunningEntries, j.latest[0])
 		}
 	}
 	return b
@@ -142,7 +147,7 @@ func (r *jobs) begin(j *job, runs []*invalidation.Run, cancel, end context.Cance
 func (r *jobs) cancelEntry(c invalidation.CancelRequest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, j := range r.byToken {
+	for _, j := range r.byLock {
 		if j.queue.ID != c.QueueID || !j.covers(c.Entry) {
 			continue
 		}
@@ -160,7 +165,7 @@ func (r *jobs) cancelEntry(c invalidation.CancelRequest) {
 func (r *jobs) through() (runs int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, j := range r.byToken {
+	for _, j := range r.byLock {
 		if j.begun() && j.runsThrough() {
 			runs++
 		}
@@ -172,7 +177,7 @@ func (r *jobs) through() (runs int) {
 func (r *jobs) endAll(cause error, spare bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, j := range r.byToken {
+	for _, j := range r.byLock {
 		if !j.begun() || spare && j.runsThrough() {
 			continue
 		}

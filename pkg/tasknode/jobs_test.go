@@ -508,7 +508,24 @@ func TestAJobWhoseKeyIsClaimedAgainEnds(t *testing.T) {
 		t.Error("an older claim that is answered late begins, or ends the job of a newer one")
 	}
 	r.remove([]*job{runs, waits, last, older})
-	if len(r.byKey) > 0 || len(r.byToken) > 0 {
-		t.Errorf("%d keys and %d tokens are left", len(r.byKey), len(r.byToken))
+	if len(r.byKey) > 0 || len(r.byLock) > 0 {
+		t.Errorf("%d keys and %d locks are left", len(r.byKey), len(r.byLock))
+	}
+}
+
+// A server that lost its last commits draws tokens again. The job of a lock that is gone must not hide another one from
+// heartbeats, or from the loss of the lease.
+func TestAJobKeepsItsPlaceBesideOneWithItsToken(t *testing.T) {
+	r, stale, other := newJobs(), assigned(1), assigned(2) // both have the token 1
+	r.add(stale)
+	r.add(other)
+	ended := false
+	begins(r, stale, func(error) { ended = true }, 1)
+	if r.endAll(invalidation.ErrLeaseLost, false); !ended {
+		t.Error("the run of the first job does not end with the lease")
+	}
+	r.remove([]*job{stale})
+	if b := r.beat(); len(b.Tokens) != 1 {
+		t.Errorf("heartbeats list %d locks, want that of the second job", len(b.Tokens))
 	}
 }
