@@ -46,7 +46,9 @@ func (n *Node) record(ctx context.Context, p pile, wait bool) (busy pile) {
 			n.recorded(p, ours, time.Since(start))
 			return busy
 		}
-		p.unknown = true
+		for _, j := range p.jobs {
+			j.unanswered = true
+		}
 		if tookTooLong(err) {
 			timeouts++
 		}
@@ -129,7 +131,7 @@ func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
 		for i := range p.endings {
 			switch t := p.endings[i].Lock.Token; {
 			case mine[t]:
-			case p.unknown && !n.leaseLost(p.jobs[i]):
+			case p.jobs[i].unanswered && !n.leaseLost(p.jobs[i]):
 				mine[t] = true
 				repeated++
 			default:

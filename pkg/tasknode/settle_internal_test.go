@@ -162,6 +162,46 @@ func TestAnEndingIsKeptWhileNoSessionBegins(t *testing.T) {
 	}
 }
 
+// silent is a database whose first statement that settles goes on after its client was told of no answer.
+type silent struct {
+	*pgxpool.Pool
+	tx pgx.Tx
+}
+
+func (u *silent) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if u.tx != nil || !strings.Contains(sql, "unnest($2::bigint[], $3::bigint[], $4::jsonb[]") {
+		return u.Pool.Query(ctx, sql, args...)
+	}
+	var err error
+	if u.tx, err = u.Pool.Begin(ctx); err != nil {
+		return nil, err
+	}
+	if _, err = u.tx.Exec(ctx, sql, args...); err != nil {
+		return nil, err
+	}
+	return nil, &pgconn.PgError{Severity: "ERROR", Code: "57014"}
+}
+
+// A statement without an answer keeps its rows locked until it has ended: the endings are deferred, and were recorded.
+func TestAnEndingThatWasRecordedWithoutAnAnswerIsNotRefused(t *testing.T) {
+	s := newSettling(t, 1, "")
+	db, l := &silent{Pool: s.db}, s.jobs[0].lock
+	busy := s.node.record(t.Context(), pile{
+		queue: s.queue.WithTx(db), jobs: s.jobs,
+		endings: []invalidation.Ending{last(invalidation.Done(l, l.Entries[0].ID, nil, 0))},
+	}, true)
+	if len(busy.endings) != 1 {
+		t.Fatalf("%d endings are busy, want that whose statement has not ended", len(busy.endings))
+	}
+	if err := db.tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.node.record(t.Context(), busy, false)
+	if refused, repeated := s.node.stats.Refused.Load(), s.node.stats.Repeated.Load(); refused != 0 || repeated != 1 {
+		t.Errorf("%d endings were refused and %d were recorded before, want one of these", refused, repeated)
+	}
+}
+
 // settling is a node with n claimed entries of queue work, whose endings are recorded until the test ends.
 type settling struct {
 	*testing.T

@@ -34,7 +34,6 @@ type pile struct {
 	jobs     []*job
 	sending  bool
 	deferral *deferral // of partDeferred
-	unknown  bool      // whether a try that ended with an error has recorded some
 }
 
 // extract takes the endings under some tokens out of p, and keeps both in order.
@@ -61,7 +60,7 @@ func (p *pile) extract(tokens []invalidation.Token) (taken pile) {
 
 // part shares the endings from one to another with p, until either is added to.
 func (p *pile) part(from, to int) pile {
-	return pile{queue: p.queue, endings: p.endings[from:to:to], jobs: p.jobs[from:to:to], unknown: p.unknown}
+	return pile{queue: p.queue, endings: p.endings[from:to:to], jobs: p.jobs[from:to:to]}
 }
 
 func (p *pile) add(e invalidation.Ending, j *job) {
