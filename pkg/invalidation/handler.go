@@ -1,6 +1,7 @@
 package invalidation
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -47,7 +48,7 @@ type Handler interface {
 	// Handle runs one entry. Its context ends at the entry's deadline, when the entry is cancelled,
 	// when the node lost its lease or shuts down; context.Cause says which. The result, nil for
 	// none, must be JSON. The error decides the ending: see RetryIn, Permanent, Snooze, NoCapacity
-	// and WithClass.
+	// and WithClass. Where it wraps several of them, the outer one decides about class and delay.
 	Handle(ctx context.Context, r *Run) (json.RawMessage, error)
 }
 
@@ -91,10 +92,10 @@ type answer struct {
 	class        string
 	delay        time.Duration
 	hasDelay     bool
+	postpone     bool // of delay: the entry waits for so long, and not its key
 	permanent    bool
 	unrepeatable bool // permanent even if the lease was lost or the node drains
 	release      bool // spends no attempt
-	postpone     bool // of release: the entry waits, and not its key
 	interrupted  bool // of release: after the run had begun its work
 	throttle     throttleOrder
 }
@@ -132,12 +133,14 @@ func WithClass(class string, err error) error {
 // back behind the entries that are ready then, and later entries of its key may run before it.
 func Snooze(d time.Duration) error {
 	d = max(d, time.Millisecond)
-	return &answer{err: fmt.Errorf("snoozed for %s", d), delay: d, release: true, postpone: true}
+	return &answer{err: fmt.Errorf("snoozed for %s", d), delay: d, hasDelay: true, postpone: true, release: true}
 }
 
 // NoCapacity hands the entry back for d, 0 for at once and a day at most, and spends no attempt: the worker is busy or
 // not ready. The entry keeps its position, and no later entry of its key starts before it.
-func NoCapacity(d time.Duration, err error) error { return &answer{err: err, delay: d, release: true} }
+func NoCapacity(d time.Duration, err error) error {
+	return &answer{err: err, delay: d, hasDelay: true, release: true}
+}
 
 // ThrottleQueue releases the entry without spending an attempt, and throttles the queue for d: no
 // node claims from it. It is for a downstream that answered 429 with Retry-After. d is a second at
@@ -187,7 +190,7 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 	if a.release {
 		e := Release(l, id, a.delay)
 		e.started = r.worked(a.interrupted && !notBegun)
-		if a.postpone && a.delay > 0 {
+		if a.postpone {
 			e = Postpone(l, id, a.delay)
 		}
 		e.throttle, e.reason = a.throttle, err.Error()
@@ -228,7 +231,8 @@ func checkResult(result json.RawMessage) error {
 // tooDeep is the SQLSTATE of a push, a callback's too, that is one deeper than may be: a loop.
 const tooDeep = "PS011"
 
-// collect joins the answers in the chain of wrapped errors, outer ones first.
+// collect joins the answers in the chain of wrapped errors, outer ones first: of two classes, delays or throttles the
+// outer one holds.
 func (a *answer) collect(err error) {
 	switch e := err.(type) { //nolint:errorlint // walks the chain itself
 	case nil:
@@ -245,20 +249,14 @@ func (a *answer) collect(err error) {
 }
 
 func (a *answer) merge(b *answer) {
-	if a.class == "" {
-		a.class = b.class
+	if !a.hasDelay {
+		a.delay, a.hasDelay, a.postpone = b.delay, b.hasDelay, b.postpone
 	}
-	if b.hasDelay || b.release {
-		a.delay, a.hasDelay = b.delay, b.hasDelay
-	}
+	a.class, a.throttle = cmp.Or(a.class, b.class), cmp.Or(a.throttle, b.throttle)
 	a.permanent = a.permanent || b.permanent
 	a.unrepeatable = a.unrepeatable || b.unrepeatable
 	a.release = a.release || b.release
-	a.postpone = a.postpone || b.postpone
 	a.interrupted = a.interrupted || b.interrupted
-	if a.throttle.wait == 0 {
-		a.throttle = b.throttle
-	}
 }
 
 // PanicError is a panic of a handler.

@@ -24,6 +24,8 @@ func TestJudgeFindsWhatAnErrorAsksForHoweverItIsWrapped(t *testing.T) {
 		"wrapped":               {fmt.Errorf("a: %w", Permanent(boom)), Ending{verb: verbFail, failure: Failure{Error: "a: boom"}}},
 		"beside a cause":        {fmt.Errorf("%w: %w", ErrRunTimeout, Permanent(boom)), Ending{verb: verbFail, failure: Failure{Class: "timeout"}}},
 		"joined":                {errors.Join(boom, RetryIn(time.Minute, boom)), Ending{verb: verbRetry, delay: time.Minute}},
+		"delay of the outer":    {RetryIn(time.Hour, RetryIn(time.Second, boom)), Ending{verb: verbRetry, delay: time.Hour}},
+		"full, and a retry":     {NoCapacity(time.Minute, RetryIn(time.Hour, boom)), Ending{verb: verbRelease, delay: time.Minute}},
 		"class without retries": {WithClass("input", boom), Ending{verb: verbFail, failure: Failure{Class: "input"}}},
 		"class and delay":       {WithClass("oom", RetryIn(time.Hour, boom)), Ending{verb: verbRetry, delay: time.Hour, failure: Failure{Class: "oom"}}},
 		"timeout":               {ErrRunTimeout, Ending{verb: verbRetry, delay: time.Second, failure: Failure{Class: "timeout"}}},

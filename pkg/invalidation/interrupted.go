@@ -77,7 +77,7 @@ func (i *Interruptions) judge(ctx context.Context, id EntryID, err error) error 
 		delete(i.counts, id)
 		return err
 	}
-	return &answer{err: err, delay: time.Second, release: true, interrupted: true}
+	return &answer{err: err, delay: time.Second, hasDelay: true, release: true, interrupted: true}
 }
 
 // Interrupted reports whether a transaction ended because of the database and not because of its statements. Errors
