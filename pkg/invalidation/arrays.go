@@ -1,12 +1,8 @@
 package invalidation
 
-import (
-	"slices"
+import "github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/jackc/pgx/v5/pgtype"
-)
-
-// columns lays the endings of one verb out as arrays, the shape that their statement takes.
+// columns lays endings out as arrays, the shape that statements take.
 type columns struct {
 	keys    []string
 	tokens  numbers
@@ -15,24 +11,21 @@ type columns struct {
 	endings []*Ending
 }
 
-func pick(endings []Ending, verbs ...verb) columns {
-	n := 0
+// pick lays those of the endings out that a statement is about.
+func pick(endings []Ending, wanted func(*Ending) bool) (c columns) {
 	for i := range endings {
-		if slices.Contains(verbs, endings[i].verb) {
-			n++
+		if e := &endings[i]; wanted(e) {
+			if c.endings == nil {
+				c.endings = make([]*Ending, 0, len(endings)-i)
+			}
+			c.endings = append(c.endings, e)
 		}
 	}
-	c := columns{
-		make([]string, 0, n), make(numbers, 0, n), make(numbers, 0, n), make(numbers, 0, n),
-		make([]*Ending, 0, n),
-	}
-	for i := range endings {
-		e := &endings[i]
-		if slices.Contains(verbs, e.verb) {
-			c.keys, c.tokens, c.ids = append(c.keys, e.Lock.Key), append(c.tokens, number(e.Lock.Token)),
-				append(c.ids, number(e.Entry))
-			c.ran, c.endings = append(c.ran, number(e.ran.Milliseconds())), append(c.endings, e)
-		}
+	n := len(c.endings)
+	c.keys, c.tokens, c.ids, c.ran = make([]string, n), make(numbers, n), make(numbers, n), make(numbers, n)
+	for i, e := range c.endings {
+		c.keys[i], c.tokens[i], c.ids[i] = e.Lock.Key, number(e.Lock.Token), number(e.Entry)
+		c.ran[i] = number(e.ran.Milliseconds())
 	}
 	return c
 }

@@ -27,17 +27,11 @@ SELECT penstock.call_back(e::penstock.entry, 'failed', jsonb_build_object('class
  ORDER BY e.id`
 
 func (q *Queue) addCallbacks(batch *pgx.Batch, endings []Ending) {
-	var wanted []Ending
-	for _, e := range endings {
-		if e.outcome() != "" && e.Lock.callback(e.Entry) != nil {
-			wanted = append(wanted, e)
-		}
+	c := pick(endings, func(e *Ending) bool { return e.outcome() != "" && e.Lock.callback(e.Entry) != nil })
+	if len(c.ids) > 0 {
+		batch.Queue(q.sql.callBack, q.ID, c.keys, c.tokens, c.ids, each(c, (*Ending).outcome),
+			each(c, (*Ending).detail))
 	}
-	if len(wanted) == 0 {
-		return
-	}
-	c := pick(wanted, verbDone, verbFail, verbExpire, verbCancel)
-	batch.Queue(q.sql.callBack, q.ID, c.keys, c.tokens, c.ids, each(c, (*Ending).outcome), each(c, (*Ending).detail))
 }
 
 // outcome is how the ending ends its entry, empty if it does not.

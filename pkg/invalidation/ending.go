@@ -2,6 +2,7 @@ package invalidation
 
 import (
 	"encoding/json"
+	"slices"
 	"time"
 )
 
@@ -37,6 +38,11 @@ const (
 	verbExpire
 	verbCancel
 )
+
+// is returns a function that tells endings of some verbs.
+func is(verbs ...verb) func(*Ending) bool {
+	return func(e *Ending) bool { return slices.Contains(verbs, e.verb) }
+}
 
 // Done ends an entry well. The result, nil for none, can be read for the queue's ResultRetention.
 func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending {

@@ -40,7 +40,7 @@ SELECT penstock.all_ended((SELECT count(*) FROM found), (
          FROM gone))`
 
 func (q *Queue) addFail(batch *pgx.Batch, node NodeID, endings []Ending) {
-	if c := pick(endings, verbFail); len(c.ids) > 0 {
+	if c := pick(endings, is(verbFail)); len(c.ids) > 0 {
 		batch.Queue(q.sql.fail, q.ID, c.keys, c.tokens, c.ids,
 			each(c, func(e *Ending) Failure { return e.failure.clean() }),
 			each(c, func(e *Ending) string { return Fingerprint(e.failure.clean().Error) }), node, c.ran)

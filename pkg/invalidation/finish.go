@@ -52,7 +52,7 @@ SELECT token FROM freed
 func (q *Queue) finishSolo(
 	ctx context.Context, node NodeID, endings []Ending, lockTimeout *string,
 ) ([]Token, error) {
-	c := pick(endings, verbDone)
+	c := pick(endings, is(verbDone))
 	locks, entries := c.tids()
 	rows := postgres.Query(ctx, q.db, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(),
 		node, q.metas(c), locks, entries, lockTimeout)
@@ -121,7 +121,7 @@ SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM go
 
 // addDone adds the number of entries that it ended to *ended.
 func (q *Queue) addDone(batch *pgx.Batch, node NodeID, endings []Ending, byTID bool, ended *int) {
-	c := pick(endings, verbDone)
+	c := pick(endings, is(verbDone))
 	if len(c.ids) == 0 {
 		return
 	}

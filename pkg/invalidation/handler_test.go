@@ -82,7 +82,7 @@ func TestAThrottleKeepsEveryNodeOff(t *testing.T) {
 	if !limited(x) || limited(usual) {
 		t.Error("a flow that is throttled should not be claimed from, and no other")
 	}
-	end(usual, ThrottleQueue(time.Minute, errors.New("429 of all")))
+	end(usual, errors.Join(ThrottleQueue(time.Minute, errors.New("429 of all")), Snooze(time.Hour)))
 	if !limited(usual) || !limited(x) {
 		t.Error("a queue that is throttled should not be claimed from in every flow")
 	}

@@ -33,7 +33,7 @@ WITH found AS MATERIALIZED (
 SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
 
 func (q *Queue) addRemove(batch *pgx.Batch, node NodeID, endings []Ending) {
-	if c := pick(endings, verbExpire, verbCancel); len(c.ids) > 0 {
+	if c := pick(endings, is(verbExpire, verbCancel)); len(c.ids) > 0 {
 		outcome := func(e *Ending) string {
 			if e.verb == verbExpire {
 				return "expired"

@@ -3,7 +3,6 @@ package invalidation
 import (
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -134,7 +133,7 @@ WITH found AS MATERIALIZED (
 SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM later))`
 
 func (q *Queue) addRetry(batch *pgx.Batch, node NodeID, endings []Ending) {
-	c := pick(endings, verbRetry, verbPostpone)
+	c := pick(endings, is(verbRetry, verbPostpone))
 	if len(c.ids) > 0 {
 		batch.Queue(q.sql.retry, q.ID, c.keys, c.tokens, c.ids,
 			each(c, func(e *Ending) int64 { return e.delay.Milliseconds() }),
@@ -160,11 +159,13 @@ WITH found AS MATERIALIZED (
 SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM unbound))`
 
 func (q *Queue) addStarted(batch *pgx.Batch, endings []Ending) {
-	c := pick(slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool { return !e.unbinds() }), verbRelease)
-	if len(c.ids) > 0 {
+	if c := pick(endings, (*Ending).unbinds); len(c.ids) > 0 {
 		batch.Queue(q.sql.started, q.ID, c.keys, c.tokens, c.ids)
 	}
 }
 
-// unbinds reports whether a release removes start_by from its entry. Any other release changes no entry.
-func (e *Ending) unbinds() bool { return e.started && e.Lock.hasStartBy(e.Entry) }
+// unbinds reports whether the ending is a release that removes start_by from its entry. Any other release changes no
+// entry.
+func (e *Ending) unbinds() bool {
+	return e.verb == verbRelease && e.started && e.Lock.hasStartBy(e.Entry)
+}

@@ -48,7 +48,7 @@ func (q *Queue) SettleFree(
 
 // settleUnlocked settles, in one transaction, the endings whose rows it can lock at once.
 func (q *Queue) settleUnlocked(ctx context.Context, node NodeID, endings []Ending) (ours, busy []Token, err error) {
-	c := pick(endings, verbDone, verbRetry, verbFail, verbRelease, verbPostpone, verbYield, verbExpire, verbCancel)
+	c := pick(endings, func(*Ending) bool { return true })
 	for i, e := range c.endings {
 		if e.verb == verbYield || e.verb == verbRelease && !e.unbinds() { // the entry stays as it is
 			c.ids[i] = 0

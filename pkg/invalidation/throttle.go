@@ -1,7 +1,6 @@
 package invalidation
 
 import (
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,11 +24,10 @@ SELECT penstock.throttle($4, max(k.wait_ms) * interval '1 millisecond', k.flow, 
  ORDER BY k.flow NULLS FIRST`
 
 func (q *Queue) addThrottles(batch *pgx.Batch, endings []Ending) {
-	if !slices.ContainsFunc(endings, func(e Ending) bool { return e.throttle.wait != 0 }) {
+	c := pick(endings, func(e *Ending) bool { return e.throttle.wait != 0 })
+	if len(c.ids) == 0 {
 		return
 	}
-	throttling := slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool { return e.throttle.wait == 0 })
-	c := pick(throttling, verbRelease)
 	batch.Queue(throttleSQL, q.ID, c.keys, c.tokens, q.Name,
 		each(c, func(e *Ending) int64 { return min(e.throttle.wait, 24*time.Hour).Milliseconds() }),
 		each(c, func(e *Ending) *string {
