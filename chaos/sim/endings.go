@@ -136,7 +136,7 @@ func fail(t *tables, now time.Time, a arguments) (reply, error) {
 }
 
 func unlock(t *tables, now time.Time, a arguments) (reply, error) {
-	keys, tokens, requeues, most, delays := a.texts(1), a.numbers(2), a.texts(3), a.number(4), a.numbers(5)
+	keys, tokens, requeues, delays := a.texts(1), a.numbers(2), a.texts(3), a.numbers(5)
 	var r reply
 	for i, key := range keys {
 		l := t.held(a.number(0), key, tokens[i])
@@ -162,10 +162,10 @@ func unlock(t *tables, now time.Time, a arguments) (reply, error) {
 		if len(left) == 0 {
 			continue
 		}
-		switch {
-		case requeues[i] == "front":
+		switch requeues[i] {
+		case "front":
 			row.pos = l.pos
-		case requeues[i] == "back" || l.count >= most:
+		case "back":
 			row.pos = t.nextID()
 		default:
 			row.pos = left[0].id

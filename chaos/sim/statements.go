@@ -52,7 +52,7 @@ var statements = []statement{
 	{"done", "unnest($10::bigint[], $4::bigint[]", done},
 	{"retry", "NOT k.spent OR k.attempt IS NULL", retry},
 	{"fail", "count(penstock.add_failure(entry, least(attempt", fail},
-	{"unlock", "f.requeue = 'back' OR f.entry_count >= $5", unlock},
+	{"unlock", "WHEN 'back' THEN nextval('penstock.entry_id_seq')", unlock},
 	{"read locks", "extract(epoch FROM clock_timestamp() - claimed_at)", readLocks},
 	{"read nodes", "crashed_entries <> '{}', kind = 'gateway'", readNodes},
 	{"read clock", "pg_postmaster_start_time()", readClock},

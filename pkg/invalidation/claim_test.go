@@ -238,9 +238,10 @@ func (h *held) check(t *testing.T) {
 }
 
 func TestReclaimFindsAClaimWhoseAnswerWasLost(t *testing.T) {
-	b := newBed(t, Config{})
+	b := newBed(t, Config{QuantumCount: 2})
 	ids := b.push("", "K", "K")
 	claimed := b.claim(9) // and suppose that nobody heard
+	b.push("K", "L")
 	again, err := locksIn(b.q.Reclaim(b.ctx, here, b.n))
 	if err != nil || len(again) != len(claimed) {
 		t.Fatalf("found %d locks (%v), want %d", len(again), err, len(claimed))
@@ -254,6 +255,10 @@ func TestReclaimFindsAClaimWhoseAnswerWasLost(t *testing.T) {
 		t.Fatalf("found %d locks (%v) of a claim that never was", len(none), err)
 	}
 	b.settle(doneAll(again...)...)
+	if n := b.count(`SELECT count(*) FROM penstock.ready k JOIN penstock.ready l ON k.pos > l.pos
+		WHERE k.lock_key = 'K' AND l.lock_key = 'L'`); n != 1 {
+		t.Error("the key has used up its quantum, and does not go behind the next one")
+	}
 }
 
 // A node with a hundred large entries of a key under each lock would run out of memory, and so would the one that follows it.

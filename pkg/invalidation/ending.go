@@ -129,7 +129,7 @@ func (e *Ending) requeue() string {
 		return "back"
 	case e.Lock.handedBack:
 		return "front"
-	case e.Lock.quantum > 0 && e.Lock.counted >= e.Lock.quantum: // of large entries less than the queue's quantum
+	case e.Lock.counted >= e.Lock.quantum: // it has used up its quantum; of a solo entry it makes no difference
 		return "back"
 	default:
 		return "oldest"

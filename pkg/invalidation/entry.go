@@ -58,7 +58,7 @@ type Lock struct {
 	handedBack bool                        // an entry was released
 	counted    int                         // entries of a group that the claim covered, and charged to token buckets
 	paid       map[EntryID]bool            // of a group under a rate: entries that began, or were refunded alone
-	quantum    int                         // what the claim let it cover at most; 0 for a solo entry
+	quantum    int                         // entries of a group that the claim let it cover at most
 	position   int64                       // of the ready row that it was claimed by
 	tid        pgtype.TID                  // of a solo entry's lock record, if the claim returned it: see finishSoloSQL
 	notes      map[EntryID]json.RawMessage // see Run.Note

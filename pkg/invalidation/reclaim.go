@@ -56,7 +56,7 @@ func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) (Claime
 
 // findClaim returns the locks of a claim, those of groups without their entries.
 func (q *Queue) findClaim(ctx context.Context, node NodeID, claimID int32) (locks []*Lock, err error) {
-	start := time.Now()
+	start, quantum := time.Now(), q.quantum() // the claim's is not known any more
 	rows := postgres.Query(ctx, q.db, q.sql.reclaim, q.ID, node, claimID)
 	var row claimRow
 	var tid pgtype.TID
@@ -64,7 +64,7 @@ func (q *Queue) findClaim(ctx context.Context, node NodeID, claimID int32) (lock
 	_, err = pgx.ForEachRow(rows, append(row.lock(), &tid, &priority), func() error {
 		l := &Lock{
 			Key: row.key.String, Token: Token(row.token.Int64), Lane: Lane{priority, row.flow.String}, ClaimedAt: start,
-			position: row.position.Int64,
+			position: row.position.Int64, quantum: quantum,
 		}
 		if row.id.Valid {
 			l.Entries, l.tid = []Entry{row.entry()}, tid

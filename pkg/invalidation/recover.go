@@ -222,7 +222,7 @@ func (q *Queue) Recover(ctx context.Context, ran, waited []LockRef, crashed bool
 		}
 		batch := &pgx.Batch{}
 		q.addRefundUnrun(batch, unrun)
-		q.addUnlock(batch, held, nil)
+		q.addUnlock(batch, held)
 		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 			return err
 		}

@@ -174,14 +174,7 @@ func (q *Queue) settleHeld(
 	q.addStarted(batch, endings)
 	q.addThrottles(batch, endings)
 	keepHandedBack(endings)
-	q.addUnlock(batch, unlockings(endings), func(key string, at LaneHead) {
-		for i := range endings {
-			if e := &endings[i]; e.Last && e.Lock.Key == key {
-				head := at
-				e.Lock.Requeued = &head
-			}
-		}
-	})
+	q.addUnlock(batch, unlockings(endings))
 	if err := q.db.SendBatch(ctx, batch).Close(); err != nil {
 		return settled{}, q.errorf("settle entries of", err)
 	}
@@ -202,7 +195,7 @@ func keepHandedBack(endings []Ending) {
 func unlockings(endings []Ending) (locks []unlocking) {
 	for i := range endings {
 		if e := &endings[i]; e.Last {
-			locks = append(locks, unlocking{e.Lock.Key, e.Lock.Token, e.requeue(), e.Lock.delay})
+			locks = append(locks, unlocking{e.Lock.Key, e.Lock.Token, e.requeue(), e.Lock.delay, e.Lock})
 		}
 	}
 	return locks

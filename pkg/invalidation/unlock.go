@@ -10,11 +10,11 @@ import (
 )
 
 // unlockSQL ends locks $2 with tokens $3 and inserts ready rows for keys with more entries that are not blocked. $4
-// is the position: the one that the key had ("front"), behind all others ("back", also for a key that used up its
-// quantum of $5 entries), or that of its oldest entry ("oldest"). $6 is for how long (ms) it may not be
-// claimed; 0 for at once. The statement returns the keys that are ready again, of solo entries too, and their lanes
-// and positions, also where a concurrent push had inserted a ready row: claimers may have skipped it while the key was
-// locked. No hint tells of these rows: the node that ended the lock goes back to them.
+// is the position: the one that the key had ("front"), behind all others ("back"), or that of its oldest entry
+// ("oldest"). $5 is the quantum of the queue in entries: the priority of the key is the highest of so many. $6 is for
+// how long (ms) it may not be claimed; 0 for at once. The statement returns the keys that are ready again, of solo
+// entries too, and their lanes and positions, also where a concurrent push had inserted a ready row: claimers may have
+// skipped it while the key was locked. The node that ends its own lock goes back to them without a hint.
 const unlockSQL = `
 WITH freed AS (
     DELETE FROM penstock.lock d
@@ -23,7 +23,7 @@ WITH freed AS (
            SELECT ctid AS row FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key
                AND token = k.token OFFSET 0) l
      WHERE d.ctid = l.row
-    RETURNING d.lock_key, d.pos, d.priority, d.flow, d.last_entry_id, d.entry_count, k.requeue,
+    RETURNING d.lock_key, d.pos, d.priority, d.flow, d.last_entry_id, k.requeue,
               CASE WHEN k.delay_ms > 0 THEN clock_timestamp() + k.delay_ms * interval '1 millisecond' END AS not_before
 ), solo AS MATERIALIZED (
     SELECT e.priority, e.flow, f.pos, e.id, f.lock_key, f.not_before
@@ -37,9 +37,9 @@ WITH freed AS (
 ), more AS MATERIALIZED (
     SELECT CASE f.requeue WHEN 'front' THEN greatest(f.priority, n.priority) ELSE n.priority END AS priority,
            CASE f.requeue WHEN 'front' THEN f.flow ELSE n.flow END AS flow,
-           CASE WHEN f.requeue = 'front' THEN f.pos
-                WHEN f.requeue = 'back' OR f.entry_count >= $5::int THEN nextval('penstock.entry_id_seq')
-                ELSE n.id END AS pos, f.lock_key, f.not_before
+           CASE f.requeue WHEN 'front' THEN f.pos
+                          WHEN 'back' THEN nextval('penstock.entry_id_seq')
+                          ELSE n.id END AS pos, f.lock_key, f.not_before
       FROM freed f
      CROSS JOIN LATERAL (
            SELECT min(id) AS id, max(priority) AS priority, (array_agg(flow ORDER BY id))[1] AS flow
@@ -63,6 +63,7 @@ type unlocking struct {
 	token   Token
 	requeue string        // the position of the key if it has more entries: front, back or oldest
 	delay   time.Duration // for which the key may not be claimed
+	lock    *Lock         // its Requeued is set; nil: this process does not hold it
 }
 
 // keysAndTokens are the arrays by which statements name locks.
@@ -74,25 +75,29 @@ func keysAndTokens(locks []unlocking) (keys []string, tokens []Token) {
 	return keys, tokens
 }
 
-// addUnlock ends locks. It calls requeued, if it is not nil, for each key that is ready again.
-func (q *Queue) addUnlock(batch *pgx.Batch, locks []unlocking, requeued func(key string, at LaneHead)) {
+// addUnlock ends locks.
+func (q *Queue) addUnlock(batch *pgx.Batch, locks []unlocking) {
 	if len(locks) == 0 {
 		return
 	}
 	keys, tokens := keysAndTokens(locks)
 	requeues, delays := make([]string, len(locks)), make([]int64, len(locks)) // ms
+	ours := map[string]*Lock{}
 	for i, l := range locks {
 		requeues[i], delays[i] = l.requeue, l.delay.Milliseconds()
+		if l.lock != nil {
+			ours[l.key] = l.lock
+		}
 	}
 	statement := batch.Queue(q.sql.unlock, q.ID, keys, tokens, requeues, q.Config.QuantumCount, delays)
-	if requeued == nil {
-		return
-	}
 	statement.Query(func(rows pgx.Rows) error {
 		var key string
 		var at LaneHead
 		_, err := pgx.ForEachRow(rows, []any{&key, &at.Priority, &at.Flow, &at.Position}, func() error {
-			requeued(key, at)
+			if l := ours[key]; l != nil {
+				head := at
+				l.Requeued = &head
+			}
 			return nil
 		})
 		return err
@@ -127,7 +132,7 @@ func (q *Queue) ForceUnlock(ctx context.Context, tx pgx.Tx, key string, token To
 		return q.errorf("unlock a key of", err)
 	}
 	batch := &pgx.Batch{}
-	q.addUnlock(batch, locks, nil)
+	q.addUnlock(batch, locks)
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return q.errorf("unlock a key of", err)
 	}
