@@ -33,23 +33,23 @@ func (s *settler) isDeferred(j *job) bool {
 	if s.deferred == 0 {
 		return false
 	}
-	p := s.piles[shard{queue: j.queue.ID, part: partDeferred}]
+	p := s.unsent[shard{queue: j.queue.ID, part: partDeferred}]
 	return p != nil && p.deferral.tokens[j.lock.Token]
 }
 
 // deferLocks defers the locks of busy endings, with these and those that came for them since, which are in p.
-func (s *settler) deferLocks(queue int32, p *pile, busy pile) {
+func (s *settler) deferLocks(queue int32, p *unsent, busy pile) {
 	if len(busy.endings) == 0 {
 		return
 	}
 	key := shard{queue: queue, part: partDeferred}
-	into := s.piles[key]
+	into := s.unsent[key]
 	if into == nil {
-		into = &pile{queue: busy.queue, sending: true, deferral: &deferral{
+		into = &unsent{pile: pile{queue: busy.queue}, sending: true, deferral: &deferral{
 			tokens: map[invalidation.Token]bool{}, pause: deferMin, waits: true,
 		}}
 		into.deferral.timer = time.AfterFunc(deferMin, func() { s.retryDeferred(key, into) })
-		s.piles[key] = into
+		s.unsent[key] = into
 		s.deferred++
 	}
 	tokens := busy.tokens()
@@ -65,7 +65,7 @@ func (s *settler) deferLocks(queue int32, p *pile, busy pile) {
 }
 
 // retryDeferred gives deferred locks their turn, when their pause has ended.
-func (s *settler) retryDeferred(key shard, p *pile) {
+func (s *settler) retryDeferred(key shard, p *unsent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p.deferral.waits {
@@ -77,12 +77,12 @@ func (s *settler) retryDeferred(key shard, p *pile) {
 
 // triedDeferred defers the locks again that are busy still. They go behind those that were not tried, with the endings
 // that came for them since.
-func (s *settler) triedDeferred(key shard, p *pile, tried int, busy pile) {
+func (s *settler) triedDeferred(key shard, p *unsent, tried int, busy pile) {
 	since := p.extract(busy.tokens())
 	p.addAll(busy)
 	p.addAll(since)
 	if len(p.endings) == 0 {
-		delete(s.piles, key)
+		delete(s.unsent, key)
 		s.deferred--
 		s.arrived.Broadcast() // of those that wait for the end of the last
 		return

@@ -14,7 +14,7 @@ import (
 type settler struct {
 	mu       sync.Mutex
 	arrived  *sync.Cond
-	piles    map[shard]*pile
+	unsent   map[shard]*unsent
 	turn     []shard // shards with endings and no batch on its way, in the order in which they are served
 	blank    []pile  // whose memory is used again
 	deferred int     // queues with deferred locks
@@ -27,12 +27,17 @@ type shard struct {
 	part  invalidation.Token // 0 or 1 for the halves, or partDeferred
 }
 
-// pile is the endings of one shard that wait to be recorded.
+// pile is endings of one queue in their order, each with its job.
 type pile struct {
-	queue    *invalidation.Queue
-	endings  []invalidation.Ending
-	jobs     []*job
-	sending  bool
+	queue   *invalidation.Queue
+	endings []invalidation.Ending
+	jobs    []*job
+}
+
+// unsent is the endings of one shard that wait to be recorded.
+type unsent struct {
+	pile
+	sending  bool      // a batch of the shard is on its way, or its deferred locks wait for their next try
 	deferral *deferral // of partDeferred
 }
 
@@ -101,7 +106,7 @@ func fitting(endings []invalidation.Ending) int {
 }
 
 func newSettler() *settler {
-	s := &settler{piles: map[shard]*pile{}}
+	s := &settler{unsent: map[shard]*unsent{}}
 	s.arrived = sync.NewCond(&s.mu)
 	return s
 }
@@ -114,11 +119,10 @@ func (s *settler) add(j *job, endings ...invalidation.Ending) {
 	if s.isDeferred(j) {
 		key.part = partDeferred
 	}
-	p := s.piles[key]
+	p := s.unsent[key]
 	if p == nil {
-		p = &pile{}
-		s.reuse(p)
-		s.piles[key] = p
+		p = &unsent{pile: s.blankPile(j.queue)}
+		s.unsent[key] = p
 	}
 	if len(p.endings) == 0 && !p.sending {
 		s.turn = append(s.turn, key)
@@ -146,25 +150,25 @@ func (s *settler) next() (shard, *pile) {
 	}
 	key := s.turn[0]
 	s.turn = s.turn[1:]
-	p := s.piles[key]
+	p := s.unsent[key]
 	p.sending = true
+	batch := p.pile
 	if n := fitting(p.endings); len(p.endings) > n {
-		batch := p.part(0, n)
+		batch = p.part(0, n)
 		p.endings, p.jobs = p.endings[n:], p.jobs[n:]
-		return key, &batch
+	} else {
+		p.pile = s.blankPile(p.queue)
 	}
-	batch := &pile{queue: p.queue, endings: p.endings, jobs: p.jobs}
-	p.endings, p.jobs = nil, nil
-	s.reuse(p)
-	return key, batch
+	return key, &batch
 }
 
-// reuse gives an empty pile memory that was laid by.
-func (s *settler) reuse(p *pile) {
+// blankPile returns an empty pile, with memory that was laid by if there is some.
+func (s *settler) blankPile(q *invalidation.Queue) (p pile) {
 	if last := len(s.blank) - 1; last >= 0 {
-		p.endings, p.jobs = s.blank[last].endings, s.blank[last].jobs
-		s.blank = s.blank[:last]
+		p, s.blank = s.blank[last], s.blank[:last]
 	}
+	p.queue = q
+	return p
 }
 
 // sent lets the next batch of a shard go. Busy are the endings of the batch that were left out since another
@@ -175,7 +179,7 @@ func (s *settler) sent(key shard, batch *pile, busy pile) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keep(batch)
-	p := s.piles[key]
+	p := s.unsent[key]
 	if key.part == partDeferred {
 		s.triedDeferred(key, p, len(batch.endings), busy)
 		return
@@ -186,8 +190,8 @@ func (s *settler) sent(key shard, batch *pile, busy pile) {
 		s.turn = append(s.turn, key)
 		s.arrived.Signal()
 	} else {
-		delete(s.piles, key)
-		s.keep(p)
+		delete(s.unsent, key)
+		s.keep(&p.pile)
 	}
 }
 

@@ -152,10 +152,8 @@ func TestAGroupGivesItsThreadUpForAnUrgentJob(t *testing.T) {
 		n.waiting.close()
 		threads.Wait()
 		var verbs []string
-		for _, half := range []*pile{n.settler.piles[shard{queue: 1, part: 1}]} {
-			for _, e := range half.endings {
-				verbs = append(verbs, e.Verb())
-			}
+		for _, e := range n.settler.unsent[shard{queue: 1, part: 1}].endings {
+			verbs = append(verbs, e.Verb())
 		}
 		if want := []string{"done", "release", "done"}; !slices.Equal(verbs, want) {
 			t.Errorf("endings %v, want %v", verbs, want)
