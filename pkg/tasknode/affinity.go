@@ -79,12 +79,10 @@ func (t *laneTable) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 	var choices []choice
 	var lanes []*lane
 	for _, l := range t.awake {
-		key := l.key
 		refused := !l.claiming && l.refusedIn != epoch{} && l.resting(now, t.epoch)
-		if p, asks := asked[key.queue]; asks && !refused && t.queues[key.queue].open(key.lane.Flow, now, t.epoch) {
+		if p, asks := asked[l.key.queue]; asks && !refused && t.open(l, now) {
 			choices = append(choices, choice{
-				key.queue, key.lane.Priority, slices.Contains(p.flows, key.lane.Flow),
-				p.maxWait, l.passed,
+				l.key.queue, l.Lane.Priority, slices.Contains(p.flows, l.Lane.Flow), p.maxWait, l.passed,
 			})
 			lanes = append(lanes, l)
 		}

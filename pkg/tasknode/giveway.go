@@ -76,10 +76,7 @@ func (t *laneTable) givesWay(own *lane, held func(laneKey) int, now time.Time) b
 // that have not run is returned.
 func (t *laneTable) granted(now time.Time) *lane {
 	for _, l := range t.want {
-		s := t.queues[l.key.queue]
-		if now.Sub(l.gaveWayAt) <= giveWayEvery && s != nil && !l.claiming && !l.resting(now, t.epoch) &&
-			s.open(l.key.lane.Flow, now, t.epoch) {
-			l.Queue = s.queue
+		if now.Sub(l.gaveWayAt) <= giveWayEvery && !l.claiming && !l.resting(now, t.epoch) && t.open(l, now) {
 			return l
 		}
 	}

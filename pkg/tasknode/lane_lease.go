@@ -27,7 +27,7 @@ type laneLease struct {
 func (t *laneTable) lease(l *lane, now time.Time) *laneLease {
 	l.claiming, l.heard, l.arrivedPosition = true, false, 0
 	s := t.queues[l.key.queue]
-	s.last, s.seen = l.key.lane, true
+	s.last, l.Queue = l, s.queue
 	v := &laneLease{
 		served: s, queue: s.queue, handler: s.handler, lane: l, ranked: l.Candidate,
 		from: max(l.stuck, l.lowWater-claimOverlap), fruitless: l.fruitless, began: t.epoch,

@@ -52,9 +52,8 @@ type servedQueue struct {
 	name      string
 	queue     *invalidation.Queue
 	handler   invalidation.Handler
-	last      invalidation.Lane
-	seen      bool // last has a lane in it
-	heardAt   time.Time
+	last      *lane     // that was leased last; nil: none was
+	heardAt   time.Time // when a hint came last
 	retryAt   time.Time // when to try its lanes again, since what they share left no room
 	refusedIn epoch     // in which that was found
 }
@@ -118,31 +117,27 @@ func (t *laneTable) hint(queue int32, named *invalidation.Lane) {
 		return
 	}
 	s.heardAt = time.Now()
-	if named == nil && !s.seen {
-		return
-	}
-	key := laneKey{queue, s.last}
+	l := s.last
 	if named != nil {
-		key.lane = *named
+		key := laneKey{queue, *named}
+		if l = t.lanes[key]; l == nil {
+			t.forget()
+			l = t.add(key, 0)
+			l.moved(t.top + 1) // it comes after all that is known
+		}
 	}
-	if t.lanes[key] == nil && named == nil {
+	if l == nil {
 		return
 	}
-	l := t.lane(key)
 	t.wake(l)
 	l.hinted, l.heard = true, true
 }
 
-// lane returns a lane, and makes it where it is not known. It comes after all that is.
-func (t *laneTable) lane(key laneKey) *lane {
-	l := t.lanes[key]
-	if l == nil {
-		t.forget()
-		l = &lane{key: key, headAt: time.Now()}
-		l.Lane = key.lane
-		l.moved(t.top + 1)
-		t.lanes[key] = l
-	}
+// add makes a lane that is not known, whose claims begin at a position.
+func (t *laneTable) add(key laneKey, lowWater int64) *lane {
+	l := &lane{key: key, lowWater: lowWater, headAt: time.Now()}
+	l.Lane = key.lane
+	t.lanes[key] = l
 	return l
 }
 
@@ -182,9 +177,7 @@ func (t *laneTable) at(queue int32, h invalidation.LaneHead) *lane {
 	key := laneKey{queue, h.Lane}
 	l := t.lanes[key]
 	if l == nil {
-		l = &lane{key: key, lowWater: h.Position, headAt: time.Now()}
-		l.Lane = h.Lane
-		t.lanes[key] = l
+		l = t.add(key, h.Position)
 	}
 	// A row before the low-water mark came late, or came back.
 	l.lowWater, l.stuck = min(l.lowWater, h.Position), min(l.stuck, h.Position)
@@ -217,13 +210,14 @@ func (t *laneTable) sleep(l *lane) {
 	t.unwant(l)
 }
 
-// open says that a flow of a queue may be claimed from: neither is paused, and the queue is not disabled, nor
-// does it rest.
-func (s *servedQueue) open(flow string, now time.Time, present epoch) bool {
-	if (now.Before(s.retryAt) && !s.refusedIn.over(present)) || s.queue.Disabled != nil {
+// open says that the queue of a lane lets it be claimed from: neither the queue nor the flow is paused, and the queue
+// is not disabled, nor does it rest.
+func (t *laneTable) open(l *lane, now time.Time) bool {
+	s := t.queues[l.key.queue]
+	if (now.Before(s.retryAt) && !s.refusedIn.over(t.epoch)) || s.queue.Disabled != nil {
 		return false
 	}
-	_, paused := s.queue.Paused(flow, now)
+	_, paused := s.queue.Paused(l.Lane.Flow, now)
 	return !paused
 }
 
@@ -238,12 +232,11 @@ func (t *laneTable) take(affinity Affinity, idle bool, most int, now time.Time) 
 	t.candidates, t.ranked = t.candidates[:0], t.ranked[:0]
 	over := t.passOver(affinity, now)
 	for _, l := range t.awake {
-		s := t.queues[l.key.queue]
 		l.Taken = l.claiming || l.elsewhere(now)
-		if over[l] || (!l.Taken && l.resting(now, t.epoch)) || !s.open(l.key.lane.Flow, now, t.epoch) {
+		if over[l] || (!l.Taken && l.resting(now, t.epoch)) || !t.open(l, now) {
 			continue
 		}
-		l.Queue = s.queue
+		l.Queue = t.queues[l.key.queue].queue
 		t.candidates, t.ranked = append(t.candidates, &l.Candidate), append(t.ranked, l)
 	}
 	t.chosen = t.ranker.Next(t.chosen[:0], t.candidates, most, idle && !t.inTurn())
