@@ -21,10 +21,7 @@ func (n *Node) scheduler(ctx context.Context) {
 				n.poll.want()
 				n.discover(ctx)
 			}
-			if n.step(ctx) {
-				continue
-			}
-			if n.discover(ctx) {
+			if n.step(ctx) || n.discover(ctx) {
 				continue
 			}
 		}

@@ -87,10 +87,7 @@ func (n *Node) beat(ctx context.Context) error {
 		return err
 	}
 	n.lease.renew(start)
-	if orders.Lapsed { // also where lapse did not see it: the monotonic clock stands still while a machine is suspended
-		n.lease.lockReads = 2
-	}
-	if err := n.endLost(bounded); err != nil {
+	if err := n.endLost(bounded, orders.Lapsed); err != nil {
 		return err
 	}
 	n.beatLost = false

@@ -81,10 +81,12 @@ func (n *Node) leaseLost(j *job) bool {
 }
 
 // endLost ends the runs whose locks were freed while the lease was over, keeps from running what still waits under
-// such locks, and lets the node claim again. It is called after each renewal, and reads the locks after the first two:
-// a recovery that found the lease over before the first renewal may commit after the first reading.
-func (n *Node) endLost(ctx context.Context) error {
-	if n.leaseOver.Load() {
+// such locks, and lets the node claim again. It is called after each renewal, and reads the locks after the first two
+// behind a lapse: a recovery that found the lease over before the first renewal may commit after the first reading.
+// lapsed says that the lease was over by the database's clock: the monotonic clock, by which lapse goes, stands still
+// while a machine is suspended.
+func (n *Node) endLost(ctx context.Context, lapsed bool) error {
+	if lapsed || n.leaseOver.Load() {
 		n.lease.lockReads = 2
 	}
 	if n.lease.lockReads == 0 {

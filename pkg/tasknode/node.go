@@ -159,11 +159,7 @@ func (n *Node) Run(ctx context.Context) error {
 	keepers.Go(func() { n.heartbeat(alive) })
 	keepers.Go(func() { n.leaseKeeper(alive) })
 	if n.ownRanker != nil {
-		keepers.Go(func() {
-			if err := n.ownRanker.Run(alive); err != nil {
-				n.cfg.Log.Error("share usage", "error", err)
-			}
-		})
+		keepers.Go(func() { _ = n.ownRanker.Run(alive) }) // it logs its errors, and returns none
 	}
 	for range 2 {
 		settlers.Go(func() { n.settle(alive) })

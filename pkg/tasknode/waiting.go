@@ -19,8 +19,7 @@ type waiting struct {
 	urgentLanes map[*lane]bool
 	threads     int
 	running     int  // threads that run a job; the spare one is not counted
-	sparing     bool // the spare thread runs a job
-	alone       bool // there is no spare thread
+	sparing     bool // the spare thread runs a job, or there is none: a node of one thread has none
 	turn        bool // of the others
 	closed      bool
 }
@@ -74,7 +73,7 @@ func (l *line) cut(stay int, before time.Time) []*job {
 }
 
 func newWaiting(threads int) *waiting {
-	w := &waiting{threads: threads, alone: threads == 1, urgentLanes: map[*lane]bool{}}
+	w := &waiting{threads: threads, sparing: threads == 1, urgentLanes: map[*lane]bool{}}
 	w.arrived, w.spare = sync.NewCond(&w.mu), sync.NewCond(&w.mu)
 	return w
 }
@@ -174,7 +173,7 @@ func (w *waiting) doneSpare() {
 func (w *waiting) urgentWaits() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.urgent.len() > 0 && (w.sparing || w.alone) && w.running == w.threads
+	return w.urgent.len() > 0 && w.sparing && w.running == w.threads
 }
 
 // late takes the jobs that have been here since before some time out of the line, with those behind them. As many as
