@@ -267,31 +267,32 @@ func (d *Deadlines) dropped(ctx context.Context, q *invalidation.Queue, err erro
 
 // verb is one kind of work on a queue's entries, done in batches when it is due.
 type verb struct {
-	name  string
-	in    *float64 // seconds until the work is due; nil: never
-	clock bool     // it comes by the clock alone
-	run   func(*invalidation.Queue, context.Context, int) (int, error)
-	total func(*DeadlinesStatus) *int64
+	name    string
+	in      *float64 // seconds until the work is due; nil: never
+	clock   bool     // it comes by the clock alone
+	readies bool     // entries become ready by it
+	run     func(*invalidation.Queue, context.Context, int) (int, error)
+	total   func(*DeadlinesStatus) *int64
 }
 
 // verbsOf returns the work of each kind, with the time until it is due.
 func verbsOf(w invalidation.NextWork) []verb {
 	return []verb{
 		{
-			"promote", w.Due, true, (*invalidation.Queue).Promote,
-			func(s *DeadlinesStatus) *int64 { return &s.Promoted },
+			name: "promote", in: w.Due, clock: true, readies: true, run: (*invalidation.Queue).Promote,
+			total: func(s *DeadlinesStatus) *int64 { return &s.Promoted },
 		},
 		{
-			"expire", w.Deadline, true, (*invalidation.Queue).Expire,
-			func(s *DeadlinesStatus) *int64 { return &s.Expired },
+			name: "expire", in: w.Deadline, clock: true, run: (*invalidation.Queue).Expire,
+			total: func(s *DeadlinesStatus) *int64 { return &s.Expired },
 		},
 		{
-			"cancel", w.Cancel, false, (*invalidation.Queue).SettleCancelRequests,
-			func(s *DeadlinesStatus) *int64 { return &s.Cancelled },
+			name: "cancel", in: w.Cancel, run: (*invalidation.Queue).SettleCancelRequests,
+			total: func(s *DeadlinesStatus) *int64 { return &s.Cancelled },
 		},
 		{
-			"fail", w.Outage, true, (*invalidation.Queue).FailWithoutInstance,
-			func(s *DeadlinesStatus) *int64 { return &s.Failed },
+			name: "fail", in: w.Outage, clock: true, run: (*invalidation.Queue).FailWithoutInstance,
+			total: func(s *DeadlinesStatus) *int64 { return &s.Failed },
 		},
 	}
 }
@@ -345,7 +346,7 @@ func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more
 			return false, nil
 		}
 		d.done.Add(func(s *DeadlinesStatus) { *v.total(s) += int64(n) })
-		if n > 0 {
+		if n > 0 && v.readies {
 			d.cfg.Hint(q.ID)
 		}
 		if n < limit {

@@ -146,7 +146,15 @@ func TestWishToCancelOutlivesTheNode(t *testing.T) {
 	f.claim(node)
 	f.exec(`SELECT penstock.cancel_entry((SELECT id FROM penstock.entry), 'not wanted any more')`)
 	f.exec(`UPDATE penstock.node SET beat_at = clock_timestamp() - interval '1 minute'`)
-	run(t, maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 20 * time.Millisecond}))
+	var hints atomic.Int32
+	t.Cleanup(func() { // when the duty has ended
+		if n := hints.Load(); n != 0 {
+			t.Errorf("%d hints, and no entry became ready", n)
+		}
+	})
+	run(t, maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{
+		Pause: 20 * time.Millisecond, Hint: func(int32) { hints.Add(1) },
+	}))
 	held, err := invalidation.HeldLocks(t.Context(), f.pool)
 	if err != nil || len(held) != 1 {
 		t.Fatalf("%d locks are held (%v)", len(held), err)
