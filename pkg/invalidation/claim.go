@@ -60,7 +60,8 @@ type Claimed struct {
 	// hint tells of them.
 	Requeued []LaneHead
 	// LowWater is the position from which the next claim of the lane may begin, which saves it a walk over
-	// dead rows. A row may come in behind it: begin at 0 about once a second.
+	// dead rows. A row may come in behind it: begin at 0 about once a second. It is less than ClaimLane.From where the
+	// claim met keys and left them to the next one, which is to begin there again.
 	LowWater int64
 	Scanned  int // ready rows
 	Skipped  int // ready rows that could not be claimed, since their keys are locked: Sweep deletes them
@@ -313,32 +314,42 @@ func (q *Queue) claim(ctx context.Context, r LanesRequest, form claimForm) ([]Cl
 	if err != nil {
 		return nil, q.errorf("claim from", err)
 	}
-	at := make(map[Lane]int, len(claimed))
-	for i := range claimed {
-		at[r.Lanes[i].Lane] = i
+	if len(groups) > 0 {
+		if err := q.addGroups(ctx, r, groups, claimed); err != nil {
+			return nil, err
+		}
 	}
+	for i := range claimed {
+		sortLocks(claimed[i].Locks)
+	}
+	return claimed, nil
+}
+
+// addGroups reads the entries of the groups that a claim has locked, and adds the locks to the answers about their
+// lanes. Where entries cannot be read, all of these locks end, and the entries that are the reason fail.
+func (q *Queue) addGroups(ctx context.Context, r LanesRequest, groups []*Lock, claimed []Claimed) error {
 	covered, err := q.cover(ctx, r.Node, groups)
 	if err == nil && covered.unreadable != nil {
 		err = q.failUnreadable(ctx, r.Lanes, r.Limit, covered.unreadable)
 	}
 	if err != nil {
-		return nil, err
+		return err
+	}
+	lanes := make(map[Lane]*Claimed, len(claimed))
+	for i := range claimed {
+		lanes[r.Lanes[i].Lane] = &claimed[i]
 	}
 	for _, l := range groups {
-		c := &claimed[at[l.Lane]]
+		c := lanes[l.Lane]
 		c.Refunded = c.Refunded || q.rates != rateNone && l.uncovered()
 		if l.Requeued != nil {
 			c.Requeued = append(c.Requeued, *l.Requeued)
 		}
 	}
 	for _, l := range covered.locks {
-		c := &claimed[at[l.Lane]]
-		c.Locks = append(c.Locks, l)
+		lanes[l.Lane].Locks = append(lanes[l.Lane].Locks, l)
 	}
-	for i := range claimed {
-		sortLocks(claimed[i].Locks)
-	}
-	return claimed, nil
+	return nil
 }
 
 // limitUncounted is the SQLSTATE of penstock.charge_lanes: since the claim began, a limit came so near that
