@@ -46,11 +46,12 @@ type Queue struct {
 
 // statements are the hot statements on the queue's own table: they never read other queues' entries.
 type statements struct {
-	claim                                                                          claimStatements
-	plainPush, reclaim, claimGroups, sweep, promote                                string
-	finishSolo, busy, done, retry, fail, remove, unlock, crash, deadLetter, refund string
-	mayHaveRun, recoverEntries, started                                            string
-	callBack, callBackPoison, misdated, redate                                     string
+	claim                                                         claimStatements
+	plainPush, promote, misdated, redate                          string
+	claimGroups, reclaim, sweep                                   string
+	busy, finishSolo                                              string // of settle and settleUnlocked
+	callBack, done, retry, fail, refund, remove, started, unlock  string // of settleHeld
+	recoverEntries, mayHaveRun, crash, callBackPoison, deadLetter string // of Recover
 }
 
 const openSQL = `
@@ -138,14 +139,13 @@ func (q *Queue) bind(db postgres.DB) *Queue {
 			lockFirstKeyed: own(claimTexts.lockFirstKeyed),
 			weighed:        own(claimTexts.weighed), weighedKeyed: own(claimTexts.weighedKeyed),
 		},
-		plainPush: own(plainPushSQL), reclaim: own(reclaimSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
-		finishSolo: own(finishSoloSQL), busy: own(busySQL),
-		done: own(doneSQL), retry: own(retrySQL), started: own(startedSQL), fail: own(failSQL),
-		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL),
+		plainPush: own(plainPushSQL), promote: own(promoteSQL), misdated: own(misdatedSQL), redate: own(redateSQL),
+		claimGroups: own(claimGroupsSQL), reclaim: own(reclaimSQL), sweep: own(sweepSQL),
+		busy: own(busySQL), finishSolo: own(finishSoloSQL),
+		callBack: own(callBackSQL), done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
+		refund: own(refundSQL), remove: own(removeSQL), started: own(startedSQL), unlock: own(unlockSQL),
 		recoverEntries: own(recoverEntriesSQL), mayHaveRun: own(mayHaveRunSQL), crash: own(crashSQL),
-		deadLetter: own(deadLetterSQL), refund: own(refundSQL),
-		callBack: own(callBackSQL), callBackPoison: own(callBackPoisonSQL),
-		misdated: own(misdatedSQL), redate: own(redateSQL),
+		callBackPoison: own(callBackPoisonSQL), deadLetter: own(deadLetterSQL),
 	}
 	if q.Config.Kind == KindCron {
 		q.sql.promote = own(promoteCronSQL)

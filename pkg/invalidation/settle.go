@@ -148,7 +148,8 @@ const entryChanged = postgres.SerializationFailure
 // refused there, with the SQLSTATE of a check constraint and without the name of one; the next try goes to the new one.
 func changedMeanwhile(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && (pg.Code == entryChanged || pg.Code == "23514" && pg.ConstraintName == "")
+	return errors.As(err, &pg) &&
+		(pg.Code == entryChanged || pg.Code == postgres.CheckViolation && pg.ConstraintName == "")
 }
 
 // settled is what a transaction of settleHeld did.
