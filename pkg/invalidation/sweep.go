@@ -2,9 +2,10 @@ package invalidation
 
 import (
 	"context"
+	"errors"
 	"math"
 
-	"github.com/penstock/penstock/internal/postgres"
+	"github.com/jackc/pgx/v5"
 )
 
 // sweepSQL deletes ready rows at positions $4 to $5 of a lane that cannot be claimed: those of keys
@@ -46,7 +47,7 @@ func (q *Queue) Sweep(ctx context.Context, lane Lane, from, to int64) (int, erro
 }
 
 // unlockedSQL returns the position of the first ready row of a lane, from position $4 on, that no other transaction has
-// locked; null if there is none. Its own lock on that row ends with the statement.
+// locked; no row if there is none. Its own lock on that row ends with the statement.
 const unlockedSQL = `
 SELECT pos FROM penstock.ready
  WHERE queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint AND penstock.ready_now(not_before)
@@ -57,14 +58,9 @@ SELECT pos FROM penstock.ready
 // commits: claims would pass by them in steps of as many as a claim may bring.
 func (q *Queue) Unlocked(ctx context.Context, lane Lane, from int64) (int64, error) {
 	var position int64
-	rows := postgres.Query(ctx, q.db, unlockedSQL, q.ID, lane.Priority, lane.Flow, from)
-	defer rows.Close()
-	if !rows.Next() {
-		return math.MaxInt64, q.errorf("pass locked ready rows of", rows.Err())
+	err := q.db.QueryRow(ctx, unlockedSQL, q.ID, lane.Priority, lane.Flow, from).Scan(&position)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return math.MaxInt64, nil
 	}
-	if err := rows.Scan(&position); err != nil {
-		return 0, q.errorf("pass locked ready rows of", err)
-	}
-	rows.Close()
-	return position, q.errorf("pass locked ready rows of", rows.Err())
+	return position, q.errorf("pass locked ready rows of", err)
 }
