@@ -106,9 +106,9 @@ func (h *holdings) noteDone(s *servedQueue, d time.Duration, use, cost float64, 
 	}
 	l.use += (use - l.use) / 10
 	l.cost += (cost - l.cost) / 10
-	l.run = moved(l.run, d)
+	l.run = movingAverage(l.run, d)
 	if whole {
-		l.lock = moved(l.lock, d)
+		l.lock = movingAverage(l.lock, d)
 	}
 }
 
@@ -117,7 +117,7 @@ func (h *holdings) noteLock(s *servedQueue, d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.of(s)
-	l.lock = moved(l.lock, d)
+	l.lock = movingAverage(l.lock, d)
 }
 
 // noteRun takes the length of a run into the average of all runs, however it ended.
@@ -125,11 +125,11 @@ func (h *holdings) noteRun(s *servedQueue, d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.of(s)
-	l.anyRun = moved(l.anyRun, d)
+	l.anyRun = movingAverage(l.anyRun, d)
 }
 
-// moved returns a moving average, over the last ten or so, with one length more.
-func moved(average, d time.Duration) time.Duration {
+// movingAverage returns an average over the last ten or so, with one length more.
+func movingAverage(average, d time.Duration) time.Duration {
 	if average == 0 {
 		average = d + 1
 	}

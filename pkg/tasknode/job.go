@@ -6,24 +6,19 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // job is a lock on its way through the node: claimed, waiting for a thread, running, settled.
 type job struct {
+	leased
 	lock     *invalidation.Lock
-	queue    *invalidation.Queue // as it was when the lock was claimed, as is the handler
-	handler  invalidation.Handler
-	served   *servedQueue
-	lane     *lane
-	ranked   fairness.Candidate // the lane as it was ranked
-	reserved reservation        // of this lock
-	losses   int64              // of the node's lease, before the claim
-	since    time.Time          // when the answer to the claim had come, which may have waited in the database for long
-	traced   *traced            // nil: it is not
-	lockLost atomic.Bool        // its lock was freed: it begins no run
-	ended    atomic.Bool        // it runs nothing any more: the settler has its last ending
+	reserved reservation // of this lock
+	losses   int64       // of the node's lease, before the claim
+	since    time.Time   // when the answer to the claim had come, which may have waited in the database for long
+	traced   *traced     // nil: it is not
+	lockLost atomic.Bool // its lock was freed: it begins no run
+	ended    atomic.Bool // it runs nothing any more: the settler has its last ending
 	// a try to record endings of it ended with an error: they may be recorded. Of the settling thread that has them
 	unanswered bool
 
@@ -134,8 +129,7 @@ func (a *claimAnswer) jobs(l *laneLease, locks []*invalidation.Lock) (jobs []*jo
 	jobs = make([]*job, len(locks))
 	for i, lock := range locks {
 		j := &job{
-			lock: lock, queue: l.queue, handler: l.handler, served: l.served, lane: l.lane, ranked: l.ranked,
-			reserved: a.reserved.part(1), losses: a.losses, since: now,
+			leased: l.leased, lock: lock, reserved: a.reserved.part(1), losses: a.losses, since: now,
 			traced: a.traced.another(),
 		}
 		j.charged = estimate(lock.Entries[:j.perRun()], use)

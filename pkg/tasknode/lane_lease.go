@@ -12,15 +12,21 @@ import (
 // node claims from it. One of three methods of the table ends it: end after a claim, endRefused and endUnclaimed
 // without one. Their cases are the rows of the table in doc.go.
 type laneLease struct {
-	served    *servedQueue
-	queue     *invalidation.Queue // as it was when the lease began, as is the handler
-	handler   invalidation.Handler
-	lane      *lane
-	ranked    fairness.Candidate // the lane as it was ranked
+	leased
 	from      int64
 	fromHead  bool
 	fruitless bool  // as lane.fruitless was when the lease began
 	began     epoch // in which the lease began: what comes free during the claim must not be missed
+}
+
+// leased is a lane with what is known of it when its lease begins: a job of the lane has this until it ends, whatever
+// the queues are by then.
+type leased struct {
+	lane    *lane
+	ranked  fairness.Candidate // the lane as it was ranked
+	served  *servedQueue
+	queue   *invalidation.Queue
+	handler invalidation.Handler
 }
 
 // lease begins the lease of a lane.
@@ -29,8 +35,8 @@ func (t *laneTable) lease(l *lane, now time.Time) *laneLease {
 	s := t.queues[l.key.queue]
 	s.last, l.Queue = l, s.queue
 	v := &laneLease{
-		served: s, queue: s.queue, handler: s.handler, lane: l, ranked: l.Candidate,
-		from: max(l.stuck, l.lowWater-claimOverlap), fruitless: l.fruitless, began: t.epoch,
+		leased: leased{lane: l, ranked: l.Candidate, served: s, queue: s.queue, handler: s.handler},
+		from:   max(l.stuck, l.lowWater-claimOverlap), fruitless: l.fruitless, began: t.epoch,
 	}
 	if now.Sub(l.headAt) > l.headEvery() {
 		v.from, v.fromHead = 0, true

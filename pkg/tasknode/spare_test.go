@@ -110,7 +110,8 @@ func TestTheFirstLockOfALaneStartsWhileAllThreadsRun(t *testing.T) {
 func TestTheSecondLockOfALaneNeverGoesBeforeItsFirst(t *testing.T) {
 	w := newWaiting(1)
 	a, b := &lane{}, &lane{}
-	jobs := map[*job]string{{lane: b}: "b1", {lane: a}: "a1", {lane: a}: "a2", {lane: b}: "b2"}
+	of := func(l *lane) *job { return &job{leased: leased{lane: l}} }
+	jobs := map[*job]string{of(b): "b1", of(a): "a1", of(a): "a2", of(b): "b2"}
 	named := func(name string) *job {
 		for j, n := range jobs {
 			if n == name {
