@@ -440,7 +440,7 @@ BEGIN
     RETURN operation;
 END $$;
 
--- pauses_changed makes nodes read their queues again: they compare the sum of all versions, so that
+-- pauses_changed makes nodes read their queues again: they compare a hash of all versions, so that
 -- one row is enough.
 -- Locks: the row of the queue; without a queue, the row of the one with the smallest id.
 -- Callers: pause, resume, set_flow_weight.
