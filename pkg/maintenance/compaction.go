@@ -2,6 +2,7 @@ package maintenance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -47,7 +48,7 @@ const (
 // The count of waiting entries stops at 10,000, and that bound is then compared with the number of
 // locks.
 const fallingBehindSQL = `
-SELECT q.id
+SELECT q.name
   FROM penstock.queue q
  CROSS JOIN LATERAL (SELECT count(*) AS n FROM penstock.lock l WHERE l.queue_id = q.id) held
  CROSS JOIN LATERAL (
@@ -59,26 +60,20 @@ SELECT q.id
 
 func (c *Compaction) pass(ctx context.Context) error {
 	rows := postgres.Query(ctx, c.db, fallingBehindSQL, compactFactor, compactEntriesMin)
-	behind, err := pgx.CollectRows(rows, pgx.RowTo[int32])
+	behind, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return fmt.Errorf("list queues that fall behind: %w", err)
 	}
-	if len(behind) == 0 {
-		return nil
-	}
-	list, err := invalidation.ListSettings(ctx, c.db)
-	if err != nil {
-		return err
-	}
-	byID := make(map[int32]*invalidation.Queue, len(list))
-	for _, q := range list {
-		byID[q.ID] = q
-	}
-	for _, id := range behind {
-		if q := byID[id]; q != nil {
-			if err := c.compact(ctx, q); err != nil {
-				return err
-			}
+	for _, name := range behind {
+		q, err := invalidation.Open(ctx, c.db, name)
+		if errors.Is(err, invalidation.ErrQueueNotFound) {
+			continue // it was dropped meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		if err := c.compact(ctx, q); err != nil {
+			return err
 		}
 	}
 	return nil
