@@ -327,7 +327,7 @@ const servedBatchesMax = 5
 func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more bool, err error) {
 	for range servedBatchesMax {
 		limit := d.limit(q.ID)
-		n, err := d.inTerm(ctx, q, limit, v.clock, v.run)
+		n, err := d.carryOut(ctx, q, limit, v.clock, v.run)
 		if errors.Is(err, duty.ErrClock) {
 			d.held = true
 			return false, nil
@@ -361,9 +361,9 @@ func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more
 // minutes after each pause of a machine or of a process that lasted so long.
 const heldAbove = 3 * time.Hour
 
-// inTerm carries out a verb. One that comes by the clock is preceded by a reading of that, in the same transaction: a
-// clock that has jumped ahead would end entries before their time, which cannot be taken back.
-func (d *Deadlines) inTerm(ctx context.Context, q *invalidation.Queue, limit int, clock bool,
+// carryOut does a batch of a verb, within the term. One that comes by the clock is preceded by a reading of that, in
+// the same transaction: a clock that has jumped ahead would end entries before their time, which cannot be taken back.
+func (d *Deadlines) carryOut(ctx context.Context, q *invalidation.Queue, limit int, clock bool,
 	verb func(*invalidation.Queue, context.Context, int) (int, error),
 ) (n int, err error) {
 	ctx, end := d.writes.Context(ctx, 0)

@@ -52,7 +52,7 @@ func (d *Deadlines) redateNext(ctx context.Context, q *invalidation.Queue) error
 	}
 	n := 0
 	if err == nil && len(ids) > 0 {
-		n, err = d.inTerm(ctx, q, 0, false, func(q *invalidation.Queue, ctx context.Context, _ int) (int, error) {
+		n, err = d.carryOut(ctx, q, 0, false, func(q *invalidation.Queue, ctx context.Context, _ int) (int, error) {
 			return q.Redate(ctx, ids)
 		})
 	}
