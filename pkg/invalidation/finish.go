@@ -119,8 +119,12 @@ WITH ours AS MATERIALIZED (
 SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone)),
        (SELECT count(*) FROM gone) AS ended`
 
-// addDone adds the number of entries that it ended to *ended.
+// addDone sets *ended to the number of entries that it ended.
 func (q *Queue) addDone(batch *pgx.Batch, node NodeID, endings []Ending, byTID bool, ended *int) {
+	endings, others := oneKeyEach(endings)
+	if len(others) > 0 {
+		q.addDone(batch, node, others, byTID, new(int))
+	}
 	c := pick(endings, is(verbDone))
 	if len(c.ids) == 0 {
 		return
@@ -135,6 +139,24 @@ func (q *Queue) addDone(batch *pgx.Batch, node NodeID, endings []Ending, byTID b
 		var all bool
 		return row.Scan(&all, ended)
 	})
+}
+
+// oneKeyEach takes out the endings whose token comes with another key before: doneSQL goes by the token of an entry,
+// and a server that lost its last commits draws tokens again, for other keys.
+func oneKeyEach(endings []Ending) (ones, others []Ending) {
+	keys := make(map[Token]string, len(endings))
+	another := func(e Ending) bool {
+		key, seen := keys[e.Lock.Token]
+		if !seen {
+			keys[e.Lock.Token] = e.Lock.Key
+		}
+		return seen && key != e.Lock.Key
+	}
+	if !slices.ContainsFunc(endings, another) {
+		return endings, nil
+	}
+	ones = slices.DeleteFunc(slices.Clone(endings), another)
+	return ones, slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool { return !another(e) })
 }
 
 // FinishTx ends an entry well inside the handler's own transaction, so that the effects and the completion

@@ -69,7 +69,10 @@ func TestAStaleFinishUnderTokensHandedOutAgainEndsNothing(t *testing.T) {
 	}
 	b.want(b.settleOn(b.pool, doneAll(stale...)...), 0)
 	b.want(b.count(`SELECT count(*) FROM penstock.lock`), 10)
-	b.settle(doneAll(fresh...)...)
+	b.settleOn(b.pool, doneAll(stale[3], fresh[0])...) // together with one that is ours, under the same token
+	b.want(b.count(`SELECT count(*) FROM penstock.lock`), 9)
+	b.want(b.count(`SELECT count(*) FROM penstock.entry`), 9)
+	b.settle(doneAll(fresh[1:]...)...)
 }
 
 // Results that meet a new partition take the statement back, and it goes again.
