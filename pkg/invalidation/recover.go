@@ -131,23 +131,26 @@ WITH struck AS (
 )
 SELECT id FROM struck WHERE crashes >= $4`
 
+// coveredSQL is a FROM clause: lock records l of keys $2 with tokens $3, and the entries e that each of them covers.
+const coveredSQL = `unnest($2::text[], $3::bigint[]) t(lock_key, token)
+     CROSS JOIN LATERAL (
+           SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = t.lock_key AND token = t.token OFFSET 0) l
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row, id, may_have_run FROM penstock.entry_X
+            WHERE penstock.is_solo(l.lock_key) AND queue_id = $1 AND id = l.last_entry_id
+           UNION ALL
+           SELECT ctid, id, may_have_run FROM penstock.entry_X
+            WHERE NOT penstock.is_solo(l.lock_key) AND lock_key = l.lock_key AND penstock.claimable(status, priority)
+              AND id <= l.last_entry_id
+           OFFSET 0) e`
+
 // recoverEntriesSQL locks the entries that locks $2 with tokens $3 cover, and returns the tokens of those locks of
 // which another transaction has locked or changed an entry. It waits for none, or one such entry would hold up all
 // others.
 const recoverEntriesSQL = `
 WITH covered AS MATERIALIZED (
     SELECT l.token, e.id
-      FROM unnest($2::text[], $3::bigint[]) t(lock_key, token)
-     CROSS JOIN LATERAL (
-           SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = t.lock_key AND token = t.token OFFSET 0) l
-     CROSS JOIN LATERAL (
-           SELECT id FROM penstock.entry_X
-            WHERE penstock.is_solo(l.lock_key) AND queue_id = $1 AND id = l.last_entry_id
-           UNION ALL
-           SELECT id FROM penstock.entry_X
-            WHERE NOT penstock.is_solo(l.lock_key) AND lock_key = l.lock_key AND penstock.claimable(status, priority)
-              AND id <= l.last_entry_id
-           OFFSET 0) e
+      FROM ` + coveredSQL + `
 ), entries AS MATERIALIZED (
     SELECT e.id
       FROM (SELECT id FROM covered ORDER BY id) c
@@ -161,17 +164,8 @@ SELECT DISTINCT token FROM covered WHERE (id IN (SELECT id FROM entries)) IS NOT
 const mayHaveRunSQL = `
 WITH covered AS MATERIALIZED (
     SELECT e.row
-      FROM unnest($2::text[], $3::bigint[]) t(lock_key, token)
-     CROSS JOIN LATERAL (
-           SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = t.lock_key AND token = t.token OFFSET 0) l
-     CROSS JOIN LATERAL (
-           SELECT ctid AS row FROM penstock.entry_X
-            WHERE penstock.is_solo(l.lock_key) AND queue_id = $1 AND id = l.last_entry_id AND may_have_run IS NOT TRUE
-           UNION ALL
-           SELECT ctid FROM penstock.entry_X
-            WHERE NOT penstock.is_solo(l.lock_key) AND lock_key = l.lock_key AND penstock.claimable(status, priority)
-              AND id <= l.last_entry_id AND may_have_run IS NOT TRUE
-           OFFSET 0) e
+      FROM ` + coveredSQL + `
+     WHERE e.may_have_run IS NOT TRUE
 ), marked AS (
     UPDATE penstock.entry_X d SET may_have_run = true FROM covered WHERE d.ctid = covered.row RETURNING d.id
 )
