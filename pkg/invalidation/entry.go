@@ -84,6 +84,16 @@ func (l *Lock) tidOf(id EntryID) (tid pgtype.TID) {
 	return tid
 }
 
+// left is called when a transaction of the handler has ended one of the entries. Where it commits, the row is gone when
+// the lock is settled: a statement that went to its tid would be taken back.
+func (l *Lock) left(id EntryID) {
+	for i := range l.Entries {
+		if l.Entries[i].ID == id {
+			l.Entries[i].tid = pgtype.TID{}
+		}
+	}
+}
+
 // attempt is how many attempts of one of the entries had been spent at the claim, nil if the lock does not cover it.
 func (l *Lock) attempt(id EntryID) *int {
 	for i := range l.Entries {

@@ -195,8 +195,16 @@ func TestASaveThatIsNotCommittedKeepsTheLock(t *testing.T) {
 	}
 }
 
+// The settlement knows that the entries are gone: no statement of it is taken back, which would be an error in the log of
+// Postgres for each entry.
 func TestARunThatFinishedInItsTransactionIsSettledOnce(t *testing.T) {
 	b := newBed(t, Config{})
+	b.exec(b.pool, `
+		CREATE OR REPLACE FUNCTION penstock.all_ended(locks bigint, entries bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+		BEGIN
+			ASSERT locks = entries, 'a statement was taken back';
+			RETURN true;
+		END $$`)
 	b.push("", "K", "K")
 	for _, l := range b.claim(9) {
 		l.ClaimedAt = l.ClaimedAt.Add(-time.Hour) // the claim waited for another session, or the lock for a thread

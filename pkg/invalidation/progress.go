@@ -127,6 +127,9 @@ func (r *Run) finishTx(ctx context.Context, tx pgx.Tx, result json.RawMessage) e
 	if postgres.Code(err) != "" && postgres.Unavailable(err) { // a full disk, say: what the handler did was right
 		return ThrottleQueue(time.Second, err)
 	}
+	if err == nil {
+		r.Lock.left(r.Entry.ID)
+	}
 	return err
 }
 
