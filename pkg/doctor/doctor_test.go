@@ -100,6 +100,15 @@ func TestAsynchronousCommitIsCritical(t *testing.T) {
 	}
 }
 
+// A crash of the server empties them: each partition of the entries by itself, and a sequence begins anew.
+func TestWhatIsUnloggedIsCritical(t *testing.T) {
+	pool := newPool(t)
+	exec(t, pool, `SELECT penstock.create_queue('work'); ALTER TABLE penstock.entry_work SET UNLOGGED;
+		ALTER SEQUENCE penstock.token_seq SET UNLOGGED`)
+	want(t, find(t, pool, "durability", Config{}), Critical, "penstock.entry_work is unlogged", "penstock.token_seq is unlogged",
+		"SET LOGGED")
+}
+
 func TestSerializableByDefaultIsCritical(t *testing.T) {
 	pool := newPool(t)
 	conn, err := pool.Acquire(t.Context())

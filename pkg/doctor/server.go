@@ -34,6 +34,13 @@ const durabilitySQL = `
 SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
        current_setting('synchronous_standby_names') <> ''`
 
+// unloggedSQL has a line for each table and sequence of the schema that a crash of the server resets.
+const unloggedSQL = `
+SELECT format('penstock.%I is unlogged', relname)
+  FROM pg_class
+ WHERE relnamespace = to_regnamespace('penstock') AND relkind IN ('r', 'S') AND relpersistence = 'u'
+ ORDER BY relname COLLATE "C"`
+
 // A claim that was acknowledged and then lost in a crash hands out its token again: two runs of an entry would hold
 // the same token, and fencing fails. So an asynchronous commit is as bad as no fsync. With a synchronous standby, a
 // commit that does not wait for it is lost in the same way when the standby is promoted.
@@ -48,9 +55,13 @@ func checkDurability(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) 
 	if err != nil {
 		return Finding{}, err
 	}
+	unlogged, err := texts(ctx, tx, unloggedSQL)
+	if err != nil {
+		return Finding{}, err
+	}
 	f := Finding{
 		Summary: fmt.Sprintf("fsync %s, full_page_writes %s, synchronous_commit %s", fsync, pages, commit),
-		Details: overrides,
+		Details: append(overrides, unlogged...),
 	}
 	if synchronous {
 		f.Summary += ", with a synchronous standby"
@@ -84,6 +95,11 @@ func checkDurability(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) 
 		if synchronous {
 			f.Advice += " Their commits are lost when the synchronous standby is promoted."
 		}
+	}
+	if len(unlogged) > 0 {
+		f.Severity = Critical
+		f.Advice = strings.TrimSpace(f.Advice + " ALTER TABLE, or ALTER SEQUENCE, NAME SET LOGGED, as the owner: a " +
+			"crash of the server empties what is unlogged, entries too, and a standby does not have it.")
 	}
 	return f, nil
 }
