@@ -106,10 +106,13 @@ func checkDurability(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) 
 
 func checkIsolation(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	var isolation, readOnly string
-	var replica bool
+	var replica, duties bool
 	err := tx.QueryRow(ctx, `
 		SELECT current_setting('default_transaction_isolation'), current_setting('default_transaction_read_only'),
-		       pg_is_in_recovery()`).Scan(&isolation, &readOnly, &replica)
+		       pg_is_in_recovery(),
+		       EXISTS (SELECT FROM pg_class
+		                WHERE relnamespace = to_regnamespace('penstock') AND relname = 'database_role')`).
+		Scan(&isolation, &readOnly, &replica, &duties)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -135,6 +138,22 @@ func checkIsolation(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 		func(value string) bool { return !strings.EqualFold(value, "read committed") })
 	if err != nil {
 		return Finding{}, err
+	}
+	var readOnlyRoles []string
+	if duties { // else there is no schema, as another check says
+		readOnlyRoles, err = settingsOf(ctx, tx, writersSQL, "default_transaction_read_only",
+			func(value string) bool { return !isOff(value) })
+	}
+	if err != nil {
+		return Finding{}, err
+	}
+	if len(readOnlyRoles) > 0 {
+		return Finding{
+			Severity: Critical, Details: readOnlyRoles,
+			Summary: "transactions of roles that write are read-only by default",
+			Advice: "Reset default_transaction_read_only there: programs end sessions that cannot write, and work " +
+				"once they have connected anew.",
+		}, nil
 	}
 	if len(overrides) > 0 {
 		return Finding{

@@ -25,6 +25,13 @@ SELECT o.value, format('%s=%s of %s%s', o.name, o.value,
   LEFT JOIN pg_database d ON d.oid = s.setdatabase
  WHERE o.name = $1 AND (s.setdatabase = 0 OR d.datname = current_database())`
 
+// writersSQL is settingsSQL without those of roles that Penstock gives nothing to write: readers, and roles of others.
+const writersSQL = settingsSQL + `
+   AND (s.setrole = 0 OR EXISTS (
+        SELECT FROM penstock.database_role r JOIN pg_roles duty ON duty.rolname = r.role
+         WHERE r.duty <> 'read' AND pg_has_role(s.setrole, duty.oid, 'MEMBER'))
+       AND NOT (SELECT rolsuper FROM pg_roles WHERE oid = s.setrole))`
+
 // A session that overrides a setting does not see the server's own value: only the files have it, and few roles may
 // read those.
 const (
@@ -40,8 +47,15 @@ SELECT setting, format('%s=%s of the server (%s, line %s)', name, setting, sourc
 // settingsThat returns the places at which a role, this database or the server's files give the setting a value that
 // is bad.
 func settingsThat(ctx context.Context, tx pgx.Tx, name string, bad func(value string) bool) ([]string, error) {
+	return settingsOf(ctx, tx, settingsSQL, name, bad)
+}
+
+// settingsOf is settingsThat for the roles that sql leaves.
+func settingsOf(
+	ctx context.Context, tx pgx.Tx, sql, name string, bad func(value string) bool,
+) ([]string, error) {
 	type setting struct{ Value, Place string }
-	found, err := pgx.CollectRows(postgres.Query(ctx, tx, settingsSQL, name), pgx.RowToStructByPos[setting])
+	found, err := pgx.CollectRows(postgres.Query(ctx, tx, sql, name), pgx.RowToStructByPos[setting])
 	if err != nil {
 		return nil, fmt.Errorf("read settings of roles: %w", err)
 	}

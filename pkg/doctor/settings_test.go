@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"crypto/rand"
 	"strings"
 	"testing"
 	"time"
@@ -114,6 +115,25 @@ func TestLimitsOfRolesThatPenstockDoesNotUseAreNotJudged(t *testing.T) {
 			}
 			want(t, find(t, pool, "connections", Config{}), c.severity, says...)
 		})
+	}
+}
+
+// Its own session tells the doctor nothing of the roles of programs. Readers may be kept from writing.
+func TestAWriterThatIsReadOnlyByDefaultIsCritical(t *testing.T) {
+	pool := newPool(t)
+	for duty, severity := range map[string]Severity{"node": Critical, "read": Fine, "": Fine} {
+		role := pgx.Identifier{"test_" + strings.ToLower(rand.Text()[:10])}.Sanitize()
+		exec(t, pool, `CREATE ROLE `+role+`; ALTER ROLE `+role+` SET default_transaction_read_only = on`)
+		if duty != "" {
+			exec(t, pool, `INSERT INTO penstock.database_role (role, duty) VALUES ($1, $2)`, strings.Trim(role, `"`), duty)
+		}
+		f := find(t, pool, "isolation", Config{})
+		exec(t, pool, `DROP ROLE `+role)
+		if severity == Fine {
+			want(t, f, Fine)
+			continue
+		}
+		want(t, f, severity, "default_transaction_read_only=on of role "+strings.Trim(role, `"`), "Reset")
 	}
 }
 
