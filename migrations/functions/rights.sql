@@ -40,6 +40,9 @@ LANGUAGE sql IMMUTABLE AS $$
           scale_input scale_share scale_wanted old_partitions queue_status retention server_status slot_contention stuck usage_hours usage_status',
          'SELECT', NULL),
         ('leader node gateway operator read', 'entry_id_seq token_seq term_seq', 'SELECT', NULL),
+        ('leader operator read',
+         'api_token_id_seq audit_id_seq batch_id_seq cron_job_id_seq instance_id_seq limit_id_seq operation_id_seq
+          pause_id_seq queue_id_seq schema_version_id_seq', 'SELECT', NULL),
         ('leader operator read', 'audit', 'SELECT', NULL),
         ('read', 'api_token', 'SELECT',
          '{id,name,scopes,applications,queues,flows,priority_max,rate,burst,gpu_ms,gpu_period,created_at,created_by,expires_at,revoked_at,used_at}'),
