@@ -149,13 +149,25 @@ func (r Role) grant(ctx context.Context, tx pgx.Tx) (changed int, err error) {
 		return 0, err
 	}
 	if _, err := tx.Exec(ctx, preparation); err != nil {
-		return 0, fmt.Errorf("make role %q: %w", r.Name, err)
+		err = fmt.Errorf("make role %q: %w", r.Name, err)
+		var refused *pgconn.PgError
+		if errors.As(err, &refused) && refused.Code == "42501" {
+			return 0, &AdminError{err}
+		}
+		return 0, err
 	}
 	if err := tx.QueryRow(ctx, grantDutySQL, r.Duty, r.Name).Scan(&changed); err != nil {
 		return 0, fmt.Errorf("grant to role %q: %w", r.Name, err)
 	}
 	return changed, nil
 }
+
+// AdminError says that the owner of the schema may not make a role, or not give it a password. The first needs
+// CREATEROLE. From Postgres 16 on the second needs ADMIN on the role, which the role that made it has, and no other:
+// roles of a dump of Postgres 15 were made by the superuser who restored them.
+type AdminError struct{ error }
+
+func (e *AdminError) Unwrap() error { return e.error }
 
 // TakenError says that a role that was to get a password may be that of another installation on the server.
 type TakenError struct{ Role string }

@@ -360,6 +360,24 @@ func TestGrantTellsWhatTheOwnerMayNotGive(t *testing.T) {
 	}
 }
 
+// Roles of a dump belong to the superuser who restored it: from Postgres 16 on an owner with CREATEROLE may not change
+// them either.
+func TestAnOwnerThatMayNotChangeARoleIsToldSo(t *testing.T) {
+	t.Parallel()
+	_, c, asOwner := ownedByAnother(t)
+	if _, err := migrations.Up(t.Context(), asOwner); err != nil {
+		t.Fatal(err)
+	}
+	name := "test_" + scalar(t, c, `SELECT substr(md5(random()::text), 1, 10)`)
+	exec(t, c, `CREATE ROLE `+name)
+	t.Cleanup(func() { _, _ = c.Exec(context.Background(), `DROP ROLE `+name) })
+	var admin *migrations.AdminError
+	_, err := migrations.Grant(t.Context(), asOwner, []migrations.Role{{Name: name, Duty: "push", Password: "x"}})
+	if !errors.As(err, &admin) {
+		t.Errorf("the owner gave a password to a role of others: %v", err)
+	}
+}
+
 // The table of migrations is in schema public, which an administrator may have taken from PUBLIC.
 func TestProgramsReadWhatWasAppliedWherePublicIsClosed(t *testing.T) {
 	t.Parallel()

@@ -150,6 +150,11 @@ var kinds = []struct {
 		"the role may not connect to the database: as the owner, penstock grants --apply, or GRANT CONNECT ON DATABASE",
 	},
 	{
+		isA[*migrations.AdminError], exitUnavailable,
+		"give the address of a superuser; or as one, ALTER ROLE OWNER CREATEROLE, and for roles that are there " +
+			"GRANT ROLE TO OWNER WITH ADMIN OPTION",
+	},
+	{
 		code(postgres.InsufficientPrivilege), exitUnavailable,
 		"connect as a role with the duty operator (penstock grants); migrate and grants need the owner of the schema",
 	},
