@@ -360,6 +360,16 @@ func TestGrantTellsWhatTheOwnerMayNotGive(t *testing.T) {
 	}
 }
 
+// With quote_all_identifiers, names that the server prints differ from those that functions write.
+func TestRightsAreNotGivenAgainWhereNamesAreQuoted(t *testing.T) {
+	t.Parallel()
+	c, roles := granted(t, "read")
+	exec(t, c, `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET quote_all_identifiers = on', current_database()); END $$`)
+	if done, err := migrations.Grant(t.Context(), c.Config(), roles); err != nil || done.Changed != 0 {
+		t.Errorf("%d rights changed: %v", done.Changed, err)
+	}
+}
+
 // Roles of a dump belong to the superuser who restored it: from Postgres 16 on an owner with CREATEROLE may not change
 // them either.
 func TestAnOwnerThatMayNotChangeARoleIsToldSo(t *testing.T) {

@@ -15,7 +15,7 @@ SELECT set_config(s.name, s.value, false)
   FROM (VALUES ('lock_timeout', $1), ('statement_timeout', '0'), ('transaction_timeout', '0'),
                ('idle_session_timeout', '0'), ('idle_in_transaction_session_timeout', '0'), ('client_encoding', 'UTF8'),
                ('standard_conforming_strings', 'on'), ('default_transaction_isolation', 'read committed'),
-               ('IntervalStyle', 'postgres'), ('DateStyle', 'ISO, YMD'),
+               ('IntervalStyle', 'postgres'), ('DateStyle', 'ISO, YMD'), ('quote_all_identifiers', 'off'),
                ('client_min_messages', 'notice')) s(name, value)
   JOIN pg_catalog.pg_settings p ON lower(p.name) = lower(s.name)`
 

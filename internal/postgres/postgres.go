@@ -76,6 +76,8 @@ var session = map[string]string{
 	"search_path": "pg_catalog, pg_temp",
 	// Statements are written for string literals of the standard.
 	"standard_conforming_strings": "on",
+	// Names that the server prints are compared with those that functions write.
+	"quote_all_identifiers": "off",
 	// Settling reads rows committed meanwhile in a new statement; under an older snapshot they
 	// would be invisible.
 	"default_transaction_isolation": "read committed",

@@ -63,6 +63,9 @@ func TestRightsThatDifferFromADutyAreNamed(t *testing.T) {
 		exec(t, pool, says[1])
 		want(t, find(t, pool, "rights", Config{}), Fine)
 	}
+	setForDatabase(t, pool, "quote_all_identifiers = on") // names that the server prints are in quotes
+	pool.Reset()
+	want(t, find(t, pool, "rights", Config{}), Fine)
 }
 
 // Of a role without that membership pg_stat_activity hides what the checks of connections and the horizon read.
