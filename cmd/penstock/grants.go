@@ -60,6 +60,9 @@ in already is replaced only if it has a duty in this database, or with --replace
 			fmt.Fprint(a.out, script)
 			return nil
 		}
+		if err := a.pastPooler(); err != nil {
+			return err
+		}
 		cfg, err := pgx.ParseConfig(a.databaseURL)
 		if err != nil {
 			return usageError{fmt.Errorf("read database address: %w", err)}

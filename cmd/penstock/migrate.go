@@ -70,6 +70,15 @@ func (a *app) migrations(ctx context.Context) ([]migrations.Status, error) {
 	return migrations.List(ctx, db)
 }
 
+// pastPooler refuses what takes a lock that belongs to a session: a pooler gives that session to other programs.
+func (a *app) pastPooler() error {
+	if a.pooled {
+		return usagef("migrations and grants go past a pooler: give the address of Postgres itself, without " +
+			"--database-pooled")
+	}
+	return nil
+}
+
 func migrateUp(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "up", Short: "Apply pending migrations and functions; safe to run twice at once", Args: cobra.NoArgs,
@@ -94,6 +103,9 @@ func migrateUp(a *app) *cobra.Command {
 		pending := of(all, migrations.Pending)
 		if dry {
 			return printList(a, migrationColumns(), pending)
+		}
+		if err := a.pastPooler(); err != nil {
+			return err
 		}
 		// A connection as migrations want it, without the settings of a pool for keyed look-ups.
 		cfg, err := pgx.ParseConfig(a.databaseURL)

@@ -223,6 +223,9 @@ func TestMigrateFromNothing(t *testing.T) {
 	if out, _, _ := command(t, nil, "migrate", "status", "--database-url", dsn, "-o", "jsonl"); strings.Contains(out, "applied") || !strings.Contains(out, "pending") {
 		t.Errorf("status without a schema: %s", out)
 	}
+	if _, errs, code := command(t, nil, "migrate", "up", "--database-url", dsn, "--database-pooled"); code != exitUsage || !strings.Contains(errs, "past a pooler") {
+		t.Errorf("up through a pooler: exit %d, %s", code, errs)
+	}
 	if out, errs, code := command(t, nil, "migrate", "up", "--database-url", dsn); code != 0 || !strings.Contains(out, "applied") {
 		t.Fatalf("up: exit %d, %s%s", code, out, errs)
 	}
@@ -231,6 +234,9 @@ func TestMigrateFromNothing(t *testing.T) {
 	}
 	if out, _, _ := command(t, nil, "migrate", "up", "--database-url", dsn); out != "nothing is pending\n" {
 		t.Errorf("a second up: %s", out)
+	}
+	if _, errs, code := command(t, nil, "grants", "--apply", "--database-url", dsn, "--database-pooled"); code != exitUsage || !strings.Contains(errs, "past a pooler") {
+		t.Errorf("grants through a pooler: exit %d, %s", code, errs)
 	}
 }
 
