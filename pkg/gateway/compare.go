@@ -2,10 +2,8 @@ package gateway
 
 import (
 	"context"
-	"maps"
 	"time"
 
-	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/pkg/slot"
 )
 
@@ -59,7 +57,6 @@ func (l *Leases) forget(asked time.Time) {
 		leaser.leaving.ForgetBefore(asked)
 		if !registered[model] && leaser.idle() {
 			delete(l.leasers, model)
-			maps.DeleteFunc(l.failing, func(s statement, _ *duty.Failing) bool { return s.model == model })
 		}
 	}
 }
