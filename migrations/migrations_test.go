@@ -428,7 +428,7 @@ ALTER TABLE penstock.cancel_request DROP COLUMN lock_key;
 ALTER TABLE penstock.node DROP COLUMN running_entries;
 ALTER TABLE penstock.usage_hour DROP COLUMN extra_ms CASCADE, DROP COLUMN application CASCADE;
 ALTER TABLE penstock.remote_run DROP COLUMN reported_at;
-ALTER TABLE penstock.instance DROP COLUMN began_at CASCADE, DROP COLUMN time_to_live CASCADE;
+ALTER TABLE penstock.instance DROP COLUMN began_at CASCADE, DROP COLUMN time_to_live CASCADE, DROP COLUMN backend_began_at CASCADE;
 ALTER TABLE penstock.gateway_batch DROP COLUMN idle_turns;
 ALTER TABLE penstock.deployment_state DROP COLUMN error_kind CASCADE;
 ALTER TABLE penstock.operation DROP COLUMN partial CASCADE;
@@ -437,7 +437,7 @@ ALTER TABLE penstock.gateway_token ALTER COLUMN criticality SET NOT NULL, ALTER 
 COMMENT ON COLUMN penstock.gateway_token.criticality IS NULL;
 CREATE INDEX idempotency_created_at ON penstock.idempotency USING brin (created_at);
 DELETE FROM penstock.schema_object WHERE object IN ('column cancel_request.lock_key', 'column node.running_entries', 'column usage_hour.extra_ms',
-                                                    'column instance.began_at', 'column instance.time_to_live', 'column gateway_batch.idle_turns',
+                                                    'column instance.began_at', 'column instance.time_to_live', 'column instance.backend_began_at', 'column gateway_batch.idle_turns',
                                                     'column deployment_state.error_kind', 'column usage_hour.application',
                                                     'column remote_run.reported_at', 'index audit_object', 'index audit_actor',
                                                     'column operation.partial', 'column batch.parts', 'column batch.bad_parts');

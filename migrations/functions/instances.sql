@@ -78,8 +78,9 @@ $$;
 -- or announced and belongs to no deployment, this is that instance: it gets the deployment and the name, and keeps its
 -- labels and its calls, so that no endpoint has two rows. The time to live counts from when the announcement has its
 -- locks: an instance that could not renew it meanwhile would take no calls. began is when the start of the instance
--- began, null where it was not followed from then on. It returns what the instance is to do: serve, drain (its calls
--- end, and it gets no new ones), or stop (it drains and no slot is held).
+-- began, null where it was not followed from then on; backend_began is that time as the backend gave it, by
+-- which another start under the same name is told from this one. It returns what the instance is to do: serve, drain
+-- (its calls end, and it gets no new ones), or stop (it drains and no slot is held).
 -- A new instance is told to nodes by NOTIFY: one of them probes it until it is ready. The audit has a line
 -- for it, and one wherever its endpoint, slots, labels or name become others.
 -- Locks: the row of the instance, the row of inference_version. For a new instance those of lock_all_limits before
@@ -91,7 +92,8 @@ CREATE OR REPLACE FUNCTION penstock.announce_instance(model text, server text, e
                                                       labels jsonb DEFAULT '{}',
                                                       ttl interval DEFAULT '30 seconds', deployment text DEFAULT NULL,
                                                       template_hash text DEFAULT NULL, began timestamptz DEFAULT NULL,
-                                                      actor text DEFAULT NULL) RETURNS text
+                                                      actor text DEFAULT NULL, backend_began timestamptz DEFAULT NULL)
+    RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     before_ penstock.instance;
@@ -136,7 +138,7 @@ BEGIN
                                      CASE WHEN i.deployment IS NOT NULL OR penstock.usable(i)
                                           THEN penstock.announced_deployment(i.model, i.deployment) END,
                                      i.deployment),
-               began_at = CASE WHEN NOT adopted THEN i.began_at END,
+               began_at = CASE WHEN NOT adopted THEN i.began_at END, backend_began_at = backend_began,
                ready_at = coalesce(i.ready_at,
                                    CASE WHEN adopted AND i.state <> 'starting' OR i.deployment IS NULL
                                        AND penstock.usable(i)
@@ -163,7 +165,7 @@ BEGIN
                           AND i.server = announce_instance.server);
         PERFORM penstock.lock_all_limits();
         INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels, state, deployment, template_hash,
-                                            expires_at, time_to_live, created_at, began_at)
+                                            expires_at, time_to_live, created_at, began_at, backend_began_at)
         VALUES (announce_instance.model, announce_instance.server, announce_instance.endpoint, announce_instance.slots,
                 coalesce(announce_instance.labels, '{}'), 'starting',
                 CASE WHEN ttl IS NULL THEN announce_instance.deployment
@@ -173,7 +175,7 @@ BEGIN
                 clock_timestamp() + ttl, ttl,
                 least(coalesce(began, clock_timestamp()), clock_timestamp()),
                 CASE WHEN ttl IS NULL AND began IS NULL THEN NULL
-                     ELSE least(coalesce(began, clock_timestamp()), clock_timestamp()) END)
+                     ELSE least(coalesce(began, clock_timestamp()), clock_timestamp()) END, backend_began)
         ON CONFLICT ON CONSTRAINT instance_model_server_key DO NOTHING
         RETURNING * INTO found_;
         IF found_.id IS NOT NULL THEN

@@ -239,7 +239,8 @@ SELECT n.id, n.server, n.endpoint, penstock.present(n) AS ready, n.ready_at IS N
        penstock.unhealthy(n) AS unhealthy,
        (SELECT count(*) FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
          WHERE x.deployment = n.deployment AND x.server = n.server) AS held,
-       coalesce(n.template_hash, '') AS template_hash, n.created_at, n.deployment IS DISTINCT FROM $1 AS unmanaged
+       coalesce(n.template_hash, '') AS template_hash, n.created_at, n.backend_began_at,
+       n.deployment IS DISTINCT FROM $1 AS unmanaged
   FROM penstock.instance n
  WHERE n.model = $2
    AND (n.deployment = $1 OR (n.server = ANY ($3) OR n.endpoint = ANY ($4)) AND penstock.unmanaged(n))

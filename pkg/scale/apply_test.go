@@ -30,8 +30,9 @@ type cluster struct {
 	before    error
 	after     error
 	away      error
-	growth    error // of an order that is to start one
-	room      int   // instances at most; 0 for no limit
+	growth    error         // of an order that is to start one
+	room      int           // instances at most; 0 for no limit
+	ahead     time.Duration // of its clock
 }
 
 func (c *cluster) List(context.Context, BackendTarget) ([]BackendInstance, error) {
@@ -58,7 +59,7 @@ func (c *cluster) Apply(_ context.Context, o Order) error {
 		c.started++
 		name := fmt.Sprintf("gpu-%d", c.started)
 		c.instances = append(c.instances, BackendInstance{
-			Name: name, Endpoint: "http://" + name, Began: time.Now(), State: InstanceRunning, TemplateHash: o.TemplateHash,
+			Name: name, Endpoint: "http://" + name, Began: time.Now().Add(c.ahead), State: InstanceRunning, TemplateHash: o.TemplateHash,
 		})
 	}
 	return c.after

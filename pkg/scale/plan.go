@@ -28,6 +28,8 @@ type registration struct {
 	CreatedAt    time.Time
 	Unmanaged    bool // it belongs to no deployment
 
+	BackendBeganAt *time.Time // of its start, by the clock of its backend; nil: not known
+
 	usage `db:"-"` // known where there are more instances than are wanted
 }
 
@@ -107,6 +109,13 @@ type planner struct {
 	lost bool // fewer exist than in the round before, not counting those that orders removed
 }
 
+// isOther says whether what the backend reports under the name of a registered instance is another start than the one
+// that was registered. Both times are the backend's, whose clock may differ from the database's.
+func (r registration) isOther(f BackendInstance) bool {
+	began := f.Began.Truncate(time.Microsecond) // as the database keeps it
+	return r.BackendBeganAt != nil && !r.BackendBeganAt.Equal(began)
+}
+
 // join brings both lists together, and finds what is to be registered and forgotten.
 func (p *planner) join(registered []registration, found []BackendInstance) {
 	byName := map[string]*member{}
@@ -127,7 +136,7 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		m.exists, m.began = true, f.Began
 		m.ending, m.failed = f.State == InstanceEnding, f.State == InstanceFailed
 		m.succeeded = m.Draining && (m.DrainedByUs || slices.Contains(p.s.Removing, m.Server)) &&
-			f.Began.Sub(m.CreatedAt) > time.Second
+			m.isOther(f)
 		if f.TemplateHash != "" {
 			m.TemplateHash = f.TemplateHash
 		}

@@ -12,10 +12,10 @@ func began(ago time.Duration) time.Time { return noon.Add(-ago) }
 
 // ready is a registered instance that takes requests.
 func ready(id int32, held int) registration {
-	name := string(rune('a' + id - 1))
+	name, since := string(rune('a'+id-1)), began(time.Hour)
 	return registration{
 		ID: id, Server: name, Endpoint: "http://" + name, Ready: true, EverReady: true, Held: held,
-		TemplateHash: "t1", CreatedAt: began(time.Hour),
+		TemplateHash: "t1", CreatedAt: since, BackendBeganAt: &since,
 	}
 }
 

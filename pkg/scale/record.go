@@ -18,7 +18,7 @@ import (
 
 const (
 	announceSQL = `
-SELECT penstock.announce_instance($1, $2, $3, $4, '{}', NULL, $5, nullif($6, ''), $7, 'autoscaler')`
+SELECT penstock.announce_instance($1, $2, $3, $4, '{}', NULL, $5, nullif($6, ''), $7, 'autoscaler', $8)`
 	drainSQL = `
 SELECT penstock.drain_instance(i.model, i.server, $4, 'autoscaler')
   FROM penstock.instance i WHERE i.deployment = $1 AND i.model = $2 AND i.server = $3`
@@ -211,7 +211,8 @@ func register(ctx context.Context, tx pgx.Tx, s applied, i BackendInstance) erro
 	if s.followed(i.Began) {
 		began = &i.Began
 	}
-	_, err := tx.Exec(ctx, announceSQL, s.Model, i.Name, i.Endpoint, slots, s.Name, i.TemplateHash, began)
+	_, err := tx.Exec(ctx, announceSQL, s.Model, i.Name, i.Endpoint, slots, s.Name, i.TemplateHash, began,
+		i.Began)
 	return err
 }
 
