@@ -13,12 +13,19 @@ type Follower struct {
 	model   Model
 
 	mu        sync.Mutex
-	following map[string]string // remote id -> entry id
+	following map[string]followed // by remote id
+}
+
+// followed is the entry of a run, and how often it is followed: where a lock of the entry was lost, the next follower
+// may come before the one before it has left.
+type followed struct {
+	entry string
+	times int
 }
 
 // NewFollower returns a follower of runs that adapter submitted.
 func NewFollower(adapter Adapter, model Model) *Follower {
-	return &Follower{adapter: adapter, model: model.WithDefaults(), following: map[string]string{}}
+	return &Follower{adapter: adapter, model: model.WithDefaults(), following: map[string]followed{}}
 }
 
 // Pending is an accepted run, as stored when it was accepted.
@@ -96,20 +103,27 @@ func (f *Follower) stop(ctx context.Context, run RunRef, limit error) Outcome {
 	return o
 }
 
+// enter counts a follower of the run, unless another entry is followed under the worker's id of it.
 func (f *Follower) enter(run RunRef) (other string, taken bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if other, taken = f.following[run.Remote]; taken {
-		return other, true
+	before := f.following[run.Remote]
+	if before.times > 0 && before.entry != run.Entry {
+		return before.entry, true
 	}
-	f.following[run.Remote] = run.Entry
+	f.following[run.Remote] = followed{run.Entry, before.times + 1}
 	return "", false
 }
 
 func (f *Follower) leave(run RunRef) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	delete(f.following, run.Remote)
+	left := f.following[run.Remote].times - 1
+	if left == 0 {
+		delete(f.following, run.Remote)
+		return
+	}
+	f.following[run.Remote] = followed{run.Entry, left}
 }
 
 // runLimits is the arithmetic of a run's limits, without clocks or connections.

@@ -193,6 +193,45 @@ func TestHandOverLeavesTheRunAlone(t *testing.T) {
 	})
 }
 
+// slowPoll is an adapter whose polls under the token 0 are answered when it is told to.
+type slowPoll struct {
+	told
+	answer chan Outcome
+}
+
+func (a *slowPoll) Poll(ctx context.Context, run RunRef) Outcome {
+	if run.Token == 0 {
+		return <-a.answer
+	}
+	return a.told.Poll(ctx, run)
+}
+
+// A node that lost the lock of an entry and gets the next one may follow its run before its earlier follower has left.
+func TestAnEntryIsFollowedAgainBeforeItsEarlierFollowerHasLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &slowPoll{told{answers: []Outcome{running, running, done([]byte(`1`), 200)}}, make(chan Outcome)}
+		f := NewFollower(a, Model{Name: "m"})
+		lost, lose := context.WithCancel(t.Context())
+		earlier := make(chan Outcome, 1)
+		go func() { earlier <- f.Follow(lost, Pending{RunRef: RunRef{Entry: "e", Remote: "r"}}) }()
+		time.Sleep(3 * time.Second) // it polls
+		lose()
+		next := make(chan Outcome, 1)
+		go func() { next <- f.Follow(t.Context(), Pending{RunRef: RunRef{Entry: "e", Token: 9, Remote: "r"}}) }()
+		synctest.Wait()
+		a.answer <- noAnswer
+		if o := <-earlier; o.Kind != Accepted {
+			t.Errorf("the earlier follower got %+v", o)
+		}
+		other := RunRef{Entry: "other", Token: 1, Remote: "r"}
+		if o := f.Follow(t.Context(), Pending{RunRef: other}); !errors.Is(o.Err, ErrSharedID) {
+			t.Errorf("another entry of the id got %+v", o)
+		}
+		want{kind: Done, result: `1`}.check(t, <-next)
+		want{kind: Done, result: `1`}.check(t, f.Follow(t.Context(), Pending{RunRef: other}))
+	})
+}
+
 func TestReportEndsTheRunBeforeThePoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
