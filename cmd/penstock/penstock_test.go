@@ -80,13 +80,13 @@ func (f *fake) push(w http.ResponseWriter, r *http.Request) {
 		writeAnswer(w, http.StatusTooManyRequests, client.Error{Code: client.QueueFull, Detail: "the queue is full"})
 		return
 	}
-	var entries []invalidation.Push
+	var entries []newEntry
 	if err := json.NewDecoder(r.Body).Decode(&entries); err != nil {
 		panic(err)
 	}
 	var answers []invalidation.Pushed
 	for _, e := range entries {
-		f.pushed = append(f.pushed, e)
+		f.pushed = append(f.pushed, e.Push)
 		answers = append(answers, invalidation.Pushed{ID: invalidation.EntryID(len(f.pushed)), Verdict: invalidation.Inserted})
 	}
 	writeAnswer(w, http.StatusCreated, map[string]any{"entries": answers})

@@ -10,17 +10,17 @@ import (
 	"io"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 const pushHelp = `Push one entry, whose payload is the second argument (JSON), @FILE, or - for standard input;
 or many with --lines FILE (- for standard input), a payload a line, which are pushed 1,000 at a time. Where
 that breaks off, the same command with the --idempotency-key that it printed pushes no line twice.
-Times are RFC 3339, or durations from now.`
+Times are RFC 3339, or durations from when the entry is accepted, by the database's clock.`
 
 type pushFlags struct {
 	push                    invalidation.Push
@@ -64,7 +64,7 @@ func entryPush(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		template, err := f.template(a)
+		template, err := f.template()
 		if flags.Changed("priority") {
 			template.Priority = &f.priority
 		}
@@ -85,18 +85,16 @@ func entryPush(a *app) *cobra.Command {
 }
 
 // template is the push with everything but its payload.
-func (f *pushFlags) template(a *app) (invalidation.Push, error) {
-	p := f.push
+func (f *pushFlags) template() (newEntry, error) {
+	p := newEntry{Push: f.push}
 	var errs error
 	for _, t := range []struct {
 		flag, text string
-		to         *time.Time
+		to         *operator.Moment
 	}{{"due", f.due, &p.DueAt}, {"start-by", f.startBy, &p.StartBy}, {"finish-by", f.finishBy, &p.FinishBy}} {
-		m, err := moment(t.flag, t.text)
-		if errs = errors.Join(errs, err); m.In > 0 {
-			m.Time = a.now().Add(m.In)
-		}
-		*t.to = m.Time
+		var err error
+		*t.to, err = moment(t.flag, t.text)
+		errs = errors.Join(errs, err)
 	}
 	p.UniquePolicy = invalidation.UniquePolicy(f.policy)
 	if f.callback != "" {
@@ -108,7 +106,7 @@ func (f *pushFlags) template(a *app) (invalidation.Push, error) {
 	return p, errs
 }
 
-func (a *app) pushOne(ctx context.Context, api conn, queue, payload string, p invalidation.Push, wait bool) error {
+func (a *app) pushOne(ctx context.Context, api conn, queue, payload string, p newEntry, wait bool) error {
 	text, err := a.document("the payload", payload)
 	if err != nil {
 		return err

@@ -27,7 +27,7 @@ type keyedPushes struct {
 }
 
 func (k *keyedPushes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var entries []invalidation.Push
+	var entries []newEntry
 	if err := json.NewDecoder(r.Body).Decode(&entries); err != nil {
 		panic(err)
 	}
@@ -145,7 +145,7 @@ func TestAPushThatWaitsNamesItsEntryAndReadsItByItsKey(t *testing.T) {
 	key := ""
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/queues/mails/entries", func(w http.ResponseWriter, r *http.Request) {
-		var e invalidation.Push
+		var e newEntry
 		if err := json.NewDecoder(r.Body).Decode(&e); err != nil {
 			panic(err)
 		}

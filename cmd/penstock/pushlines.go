@@ -37,16 +37,16 @@ type pushedLines struct {
 type linePush struct {
 	api      conn
 	queue    string
-	template invalidation.Push
+	template newEntry
 	key      string // a line is pushed under it and its number
 
-	batch       []invalidation.Push
+	batch       []newEntry
 	bytes       int // of the batch
 	first, line int // lines of the batch
 	report      pushedLines
 }
 
-func (a *app) pushLines(ctx context.Context, api conn, queue, path string, template invalidation.Push) error {
+func (a *app) pushLines(ctx context.Context, api conn, queue, path string, template newEntry) error {
 	source, size := a.in, int64(-1)
 	if path != "-" {
 		file, err := os.Open(path)

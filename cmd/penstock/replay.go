@@ -90,7 +90,11 @@ func (a *app) replay(ctx context.Context, t trace, source io.Reader, queue strin
 	defer bar.end()
 	pushed := int64(0)
 	push := func(ctx context.Context, pushes ...invalidation.Push) error {
-		_, err := api.push(ctx, queue, pushes...)
+		entries := make([]newEntry, len(pushes)) // without times
+		for i, p := range pushes {
+			entries[i].Push = p
+		}
+		_, err := api.push(ctx, queue, entries...)
 		if err == nil {
 			pushed += int64(len(pushes))
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // entryToPush is one entry in the body of a push. Only payload is needed; the options are those of penstock.push.
@@ -19,9 +20,9 @@ type entryToPush struct {
 	LockKey        string                    `json:"lock_key,omitempty" doc:"Entries with the same lock key run one after another, in the order of their acceptance."`
 	Flow           string                    `json:"flow,omitempty" doc:"The tenant or user whose work it is; queues that are fair share by it."`
 	Priority       *int16                    `json:"priority,omitempty" minimum:"0" maximum:"9" doc:"9 goes first. Absent: the queue's entry_priority."`
-	DueAt          time.Time                 `json:"due_at,omitzero" doc:"It does not start before."`
-	StartBy        time.Time                 `json:"start_by,omitzero" doc:"It expires if it has not started by then."`
-	FinishBy       time.Time                 `json:"finish_by,omitzero" doc:"It expires if it has not ended by then."`
+	DueAt          *Moment                   `json:"due_at,omitzero" doc:"It does not start before. A time, or a duration from its acceptance on such as 30m."`
+	StartBy        *Moment                   `json:"start_by,omitzero" doc:"It expires if it has not started by then. A time, or a duration from its acceptance on such as 30m."`
+	FinishBy       *Moment                   `json:"finish_by,omitzero" doc:"It expires if it has not ended by then. A time, or a duration from its acceptance on such as 30m."`
 	Cost           float64                   `json:"cost,omitempty" minimum:"0" maximum:"1000000000000" doc:"In the unit that the queue's fairness counts; 0: as if absent."`
 	Weight         int32                     `json:"weight,omitempty" minimum:"0" doc:"How many times the units of each limit of the queue it takes while it runs, at most the queue's max_weight. Absent or 0: 1."`
 	Name           string                    `json:"name,omitempty" doc:"By which entries can be listed, paused and disabled."`
@@ -70,11 +71,38 @@ func (e *entryToPush) storable() error {
 	return nil
 }
 
+// push is the entry without the times that are durations, see delays.
 func (e entryToPush) push() invalidation.Push {
 	if bytes.Equal(e.Callback, []byte("null")) {
 		e.Callback = nil
 	}
-	return invalidation.Push(e)
+	return invalidation.Push{
+		Payload: e.Payload, LockKey: e.LockKey, Flow: e.Flow, Priority: e.Priority, DueAt: e.DueAt.given().Time,
+		StartBy: e.StartBy.given().Time, FinishBy: e.FinishBy.given().Time, Cost: e.Cost, Weight: e.Weight,
+		Name:           e.Name,
+		IdempotencyKey: e.IdempotencyKey, UniqueKey: e.UniqueKey, UniquePolicy: e.UniquePolicy, Trace: e.Trace,
+		Callback: e.Callback,
+	}
+}
+
+// delays are the times of an entry that are given as durations: they count from its acceptance on, by the database's
+// clock. 0 is none.
+type delays struct{ due, start, finish time.Duration }
+
+func (e entryToPush) delays() delays {
+	return delays{e.DueAt.given().In, e.StartBy.given().In, e.FinishBy.given().In}
+}
+
+// from sets the times of a push that is accepted now.
+func (d delays) from(now time.Time, p *invalidation.Push) {
+	for _, t := range []struct {
+		in time.Duration
+		to *time.Time
+	}{{d.due, &p.DueAt}, {d.start, &p.StartBy}, {d.finish, &p.FinishBy}} {
+		if t.in > 0 {
+			*t.to = now.Add(t.in)
+		}
+	}
 }
 
 // decode reads one object or an array of at most limit objects. It stops at the first element that is none, so that a
@@ -167,6 +195,9 @@ func decodeObject(decoder *json.Decoder, members []member) error {
 		if err := decoder.Decode(members[i].into); err != nil {
 			return about(members[i], err)
 		}
+		if m, ok := members[i].into.(**Moment); ok && *m != nil && (*m).unreadable {
+			return &memberError{name, operator.ErrMoment}
+		}
 	}
 	_, err := decoder.Token()
 	return inWords(err)
@@ -219,17 +250,10 @@ var wanted = map[reflect.Kind]string{
 // about says which field of an entry has a value that it cannot have.
 func about(m member, err error) error {
 	var mismatch *json.UnmarshalTypeError
-	var instant *time.ParseError
-	var syntax *json.SyntaxError
 	field := m.name
-	_, isTime := m.into.(*time.Time)
-	wellFormed := !errors.As(err, &syntax) && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF)
-	switch {
-	case errors.As(err, &mismatch):
+	if errors.As(err, &mismatch) {
 		want := cmp.Or(wanted[mismatch.Type.Kind()], "another type")
 		return &memberError{field, fmt.Errorf("got %s, want %s", mismatch.Value, want)}
-	case errors.As(err, &instant), isTime && wellFormed:
-		return &memberError{field, errors.New("want a time such as 2026-01-31T12:00:00Z")}
 	}
 	return fmt.Errorf("%s: %w", field, inWords(err))
 }

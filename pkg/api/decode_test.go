@@ -1,7 +1,9 @@
 package api
 
 import (
+	"encoding/json"
 	"errors"
+	"reflect"
 	"runtime"
 	"strings"
 	"testing"
@@ -41,7 +43,7 @@ func TestEntriesAreCountedWhileTheyAreDecoded(t *testing.T) {
 func TestALineOfAStreamIsOneObject(t *testing.T) {
 	line := []byte("[" + strings.Repeat("0,", 1<<20) + "0]")
 	var err error
-	bytes := allocated(func() { _, err = (&lineStream{}).decode(line, 1) })
+	bytes := allocated(func() { err = (&lineStream{}).decode(line, &streamLine{number: 1}) })
 	if !errors.Is(err, errMalformed) || !strings.Contains(err.Error(), "one object") {
 		t.Errorf("it says %v", err)
 	}
@@ -66,5 +68,26 @@ func TestMembersAreNamedExactlyAndOnce(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", body, err, want)
 		}
+	}
+}
+
+func TestAPushHasAllFieldsOfItsEntry(t *testing.T) {
+	const body = `{"payload": 1, "lock_key": "k", "flow": "f", "priority": 1, "due_at": "2030-01-01T00:00:00Z", ` +
+		`"start_by": "2031-01-01T00:00:00Z", "finish_by": "2032-01-01T00:00:00Z", "cost": 1, "weight": 1, "name": "n", ` +
+		`"idempotency_key": "i", "unique_key": "u", "unique_policy": "while_queued", "trace": "t", "callback": {}}`
+	entries, _, err := decode([]byte(body), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(entries[0].push())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var given, pushed map[string]any
+	if err := errors.Join(json.Unmarshal([]byte(body), &given), json.Unmarshal(text, &pushed)); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(entries[0].members()); !reflect.DeepEqual(given, pushed) || len(given) != n {
+		t.Errorf("%v was pushed as %v, with %d fields", given, pushed, n)
 	}
 }

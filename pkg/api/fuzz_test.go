@@ -15,14 +15,16 @@ import (
 )
 
 func FuzzLineOfAStream(f *testing.F) {
-	for _, seed := range []string{`{"payload": 1}`, `{"payload": {"a": [1, null]}, "priority": 3, "due_at": "2030-01-01T00:00:00Z"}`, `[{"payload": 1}]`, `{"payload": 1} {}`, `{"payload": 1, "callback": {"url": "x"}}`, `{`, "\x00", `null`} {
+	for _, seed := range []string{`{"payload": 1}`, `{"payload": {"a": [1, null]}, "priority": 3, "due_at": "2030-01-01T00:00:00Z"}`, `{"payload": 1, "start_by": "10m"}`, `[{"payload": 1}]`, `{"payload": 1} {}`, `{"payload": 1, "callback": {"url": "x"}}`, `{`, "\x00", `null`} {
 		f.Add([]byte(seed), int64(1))
 	}
 	f.Fuzz(func(t *testing.T, text []byte, number int64) {
 		s := &lineStream{pushOf: func(e entryToPush, n int64) (p invalidation.Push, err error) {
 			return (&API{}).pushOf(caller{}, e, "key", "", n)
 		}}
-		push, err := s.decode(text, number)
+		line := &streamLine{number: number}
+		err := s.decode(text, line)
+		push := line.push
 		if err == nil && !json.Valid(push.Payload) {
 			t.Errorf("payload %q was accepted", push.Payload)
 		}

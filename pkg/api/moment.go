@@ -12,6 +12,14 @@ type Moment struct {
 	unreadable bool // in a body, see Resolve
 }
 
+// given is the moment, or no time where it is absent.
+func (m *Moment) given() operator.Moment {
+	if m == nil {
+		return operator.Moment{}
+	}
+	return m.Moment
+}
+
 // UnmarshalJSON reads a JSON text; null is the zero time. It leaves the refusal to Resolve: an error of its own would
 // not name the field.
 func (m *Moment) UnmarshalJSON(text []byte) error {

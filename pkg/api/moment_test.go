@@ -1,7 +1,11 @@
 package api
 
 import (
+	"context"
+	"errors"
 	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -80,5 +84,76 @@ SELECT penstock.set_deployment(n, 'llama', '{}') FROM unnest(ARRAY['own', 'spot'
 	// The sum of an override that holds by the database's clock alone, and of one more.
 	if _, answer := w.send("POST", "/models/scale?model=llama", ""); answer["instances"] != 4. {
 		t.Errorf("after two additions to 2 instances: %v", answer)
+	}
+}
+
+func TestDurationsOfAPushCountFromTheDatabasesClock(t *testing.T) {
+	w := newWorld(t)
+	tx := pgtest.ClockAhead(t, w.pool, `2 hours`)
+	w.api = New(tx, Config{Open: true})
+	if _, err := tx.Exec(t.Context(), `SELECT penstock.create_queue('work')`); err != nil {
+		t.Fatal(err)
+	}
+	const entry, entries = `{"payload": 1, "due_at": "1h", "start_by": "2h", "finish_by": "3h"}`, "/v1/queues/work/entries"
+	for n, c := range []struct{ media, body string }{
+		{"application/json", entry},
+		{"application/json", `[{"payload": 2}, ` + entry + `]`},
+		{"application/x-ndjson", `{"payload": 2}` + "\n" + entry + "\n"},
+	} {
+		if status, answer := w.send("POST", entries, c.body, "Content-Type", c.media); status >= http.StatusBadRequest {
+			t.Fatalf("%s: %d %v", c.body, status, answer)
+		}
+		var found int
+		if err := tx.QueryRow(t.Context(), `
+SELECT count(*) FROM penstock.entry
+ WHERE due_at - clock_timestamp() BETWEEN interval '55 minutes' AND interval '1 hour'
+   AND (start_by, finish_by) = (due_at + interval '1 hour', due_at + interval '2 hours')`).Scan(&found); err != nil {
+			t.Fatal(err)
+		}
+		if found != n+1 {
+			t.Errorf("%s: %d entries with the times that were given, want %d", c.body, found, n+1)
+		}
+	}
+	for _, due := range []string{`"-1h"`, `"tomorrow"`, `7`, `""`} {
+		status, answer := w.send("POST", entries, `{"payload": 1, "due_at": `+due+`}`)
+		if status != 422 || flawAt(answer) != "body.due_at" {
+			t.Errorf("due at %s: %d %v, want 422 that names the field", due, status, answer)
+		}
+	}
+}
+
+// The clock is read once for the lines that are pushed together, and where it cannot be read no line is refused for it.
+func TestTheClockIsReadOnceForTheLinesOfAChunk(t *testing.T) {
+	read, away := 0, error(nil)
+	stream := func(body string) (Streamed, error) {
+		w := httptest.NewRecorder()
+		s := &lineStream{
+			allowed: func(context.Context) error { return nil }, queue: &sink{}, timeout: time.Minute, pushOf: (&API{}).plain,
+			answers: &answers{w: w, rc: http.NewResponseController(w)}, spend: func(n int) (int, error) { return n, nil },
+			registerKey: func(string) (func(), error) { return func() {}, nil },
+			now:         func(context.Context) (time.Time, error) { read++; return time.Now(), away },
+		}
+		var chunk []*streamLine
+		for n, text := range strings.Split(body, "\n") {
+			line := &streamLine{number: int64(n + 1)}
+			line.err = s.decode([]byte(text), line)
+			chunk = append(chunk, line)
+		}
+		n, err := s.accept(t.Context(), chunk)
+		if werr := s.answers.add(chunk[:n]); werr != nil {
+			t.Error(werr)
+		}
+		return s.answers.sum, err
+	}
+	if sum, err := stream(`{"payload": 1}`); err != nil || sum.Inserted != 1 || read != 0 {
+		t.Errorf("without a duration the clock was read %d times: %+v (%v)", read, sum, err)
+	}
+	const lines = `{"payload": 1, "due_at": "1h"}` + "\n" + `{"payload": 2, "start_by": "1h", "finish_by": "2h"}`
+	if sum, err := stream(lines); err != nil || sum.Inserted != 2 || read != 1 {
+		t.Errorf("of two lines the clock was read %d times: %+v (%v)", read, sum, err)
+	}
+	away = errors.New("the database is away")
+	if sum, err := stream(lines); err == nil || sum.Lines != 0 || sum.Refused != 0 {
+		t.Errorf("without a clock: %+v (%v)", sum, err)
 	}
 }

@@ -220,7 +220,32 @@ func (a *API) pushesOf(body []byte, r *http.Request) (pushes []invalidation.Push
 			return nil, one, err
 		}
 	}
-	return pushes, one, nil
+	err = setTimes(r.Context(), a.operator.Now, len(entries), func(i int) (delays, *invalidation.Push) {
+		return entries[i].delays(), &pushes[i]
+	})
+	return pushes, one, err
+}
+
+// setTimes sets the times of n pushes that are durations from now on. The clock is read once, and only if there are
+// some.
+func setTimes(ctx context.Context, clock func(context.Context) (time.Time, error), n int,
+	at func(i int) (delays, *invalidation.Push),
+) error {
+	var now time.Time
+	for i := range n {
+		d, p := at(i)
+		if d == (delays{}) {
+			continue
+		}
+		if now.IsZero() {
+			var err error
+			if now, err = clock(ctx); err != nil {
+				return err
+			}
+		}
+		d.from(now, p)
+	}
+	return nil
 }
 
 // pushOf makes a push of an entry. Number is its place in the request, 0 if it is alone there.

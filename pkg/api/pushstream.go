@@ -60,7 +60,7 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 	}
 	trace := r.Header.Get("Traceparent")
 	s := &lineStream{
-		queue: queue, timeout: a.cfg.Timeout, answers: out, allowed: a.stillValid, share: share,
+		queue: queue, timeout: a.cfg.Timeout, answers: out, allowed: a.stillValid, share: share, now: a.operator.Now,
 		spend: func(n int) (int, error) {
 			if err := a.budgets.check(r.Context(), a.operator, callerOf(r.Context())); err != nil {
 				return 0, err
@@ -90,6 +90,7 @@ type lineStream struct {
 	answers *answers
 	share   *streamShare
 	allowed func(context.Context) error // asked before each chunk, and while none comes
+	now     func(context.Context) (time.Time, error)
 	// spend takes up to n entries from the rate of the token, and returns how many with the error that refuses the rest
 	spend func(n int) (int, error)
 	// giveBack returns entries to the rate that it took and that had been accepted before.
@@ -108,6 +109,7 @@ type streamLine struct {
 	number int64
 	bytes  int64
 	push   invalidation.Push
+	delays delays
 	pushed invalidation.Pushed
 	err    error
 }
@@ -193,7 +195,7 @@ func (s *lineStream) read(ctx context.Context, in *lines, out chan<- *streamLine
 		}
 		line := &streamLine{number: in.number, bytes: int64(len(text)) + lineOverhead, err: err}
 		if err == nil {
-			line.push, line.err = s.decode(text, in.number)
+			line.err = s.decode(text, line)
 		}
 		if err := s.share.add(ctx, line.bytes); err != nil {
 			return err
@@ -206,15 +208,17 @@ func (s *lineStream) read(ctx context.Context, in *lines, out chan<- *streamLine
 	}
 }
 
-func (s *lineStream) decode(text []byte, number int64) (invalidation.Push, error) {
+func (s *lineStream) decode(text []byte, line *streamLine) error {
 	if isArray(text) {
-		return invalidation.Push{}, fmt.Errorf("%w: a line of a stream is one object", errMalformed)
+		return fmt.Errorf("%w: a line of a stream is one object", errMalformed)
 	}
 	entries, _, err := decode(text, 1)
 	if err != nil {
-		return invalidation.Push{}, err
+		return err
 	}
-	return s.pushOf(entries[0], number)
+	line.delays = entries[0].delays()
+	line.push, err = s.pushOf(entries[0], line.number)
+	return err
 }
 
 // collect takes along with a line what comes soon after it.
@@ -257,11 +261,27 @@ func (s *lineStream) accept(ctx context.Context, chunk []*streamLine) (int, erro
 			return 0, err
 		}
 	}
+	if err := s.setTimes(ctx, good); err != nil {
+		return 0, err
+	}
 	tried, err := s.pay(ctx, good)
 	if err == nil {
 		return len(chunk), nil
 	}
 	return slices.Index(chunk, good[tried]), err
+}
+
+// setTimes is setTimes for the lines of a chunk.
+func (s *lineStream) setTimes(ctx context.Context, lines []*streamLine) error {
+	timed, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	err := setTimes(timed, s.now, len(lines), func(i int) (delays, *invalidation.Push) {
+		return lines[i].delays, &lines[i].push
+	})
+	if err != nil {
+		return classify(timed, err)
+	}
+	return nil
 }
 
 // pay pushes lines as far as the limits of the token let it, and returns how many have their answer. What was accepted

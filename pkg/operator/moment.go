@@ -56,9 +56,18 @@ func (d *Database) At(ctx context.Context, m Moment) (time.Time, error) {
 	if m.In == 0 {
 		return m.Time, nil
 	}
-	var at time.Time
-	if err := d.db.QueryRow(ctx, `SELECT clock_timestamp() + $1::interval`, m.In).Scan(&at); err != nil {
+	now, err := d.Now(ctx)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return now.Add(m.In), nil
+}
+
+// Now returns the time by the database's clock.
+func (d *Database) Now(ctx context.Context) (time.Time, error) {
+	var now time.Time
+	if err := d.db.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
 		return time.Time{}, fmt.Errorf("read the database's clock: %w", invalidation.Translate(err))
 	}
-	return at, nil
+	return now, nil
 }
