@@ -173,7 +173,7 @@ func (u *silent) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, 
 		return u.Pool.Query(ctx, sql, args...)
 	}
 	var err error
-	if u.tx, err = u.Pool.Begin(ctx); err != nil {
+	if u.tx, err = u.Begin(ctx); err != nil {
 		return nil, err
 	}
 	if _, err = u.tx.Exec(ctx, sql, args...); err != nil {
