@@ -114,15 +114,24 @@ func (l *Lock) unrun(e *Ending) int {
 	}
 }
 
-// pay notes that an entry of a group has begun, or is refunded by itself.
-func (l *Lock) pay(e *Ending) {
-	if len(l.Entries) < 2 || !e.began() && !e.removesUnrun() {
+// pay notes in their locks which entries of groups have begun, or are refunded by themselves. It is called for endings
+// that a node settles, which come one after another for each lock. A handler that finishes its entry (FinishTx) runs
+// beside them; the node settles that entry as well.
+func (q *Queue) pay(endings []Ending) {
+	if q.rates == rateNone {
 		return
 	}
-	if l.paid == nil {
-		l.paid = make(map[EntryID]bool, len(l.Entries))
+	for i := range endings {
+		e := &endings[i]
+		l := e.Lock
+		if len(l.Entries) < 2 || !e.began() && !e.removesUnrun() {
+			continue
+		}
+		if l.paid == nil {
+			l.paid = make(map[EntryID]bool, len(l.Entries))
+		}
+		l.paid[e.Entry] = true
 	}
-	l.paid[e.Entry] = true
 }
 
 // addRefund refunds entries that end cancelled or expired before they ran, and those that a lock leaves which have not
@@ -135,7 +144,6 @@ func (q *Queue) addRefund(batch *pgx.Batch, endings []Ending) {
 	index := map[Token]int{}
 	for i := range endings {
 		e := &endings[i]
-		e.Lock.pay(e)
 		unrun := 0
 		if e.Last {
 			unrun = e.Lock.unrun(e)

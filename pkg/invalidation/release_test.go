@@ -2,6 +2,7 @@ package invalidation
 
 import (
 	"errors"
+	"reflect"
 	"testing"
 	"time"
 )
@@ -120,6 +121,23 @@ func TestACancelThatIsSettledAgainIsRefundedOnce(t *testing.T) {
 	}
 	b.want(b.count(`SELECT round(units)::int FROM penstock.bucket`), 10-2)
 	b.settle(Done(l, ids[1], nil, 0), last(Done(l, ids[2], nil, 0)))
+}
+
+// A handler finishes its entry while the node settles those before it in the lock: it must not write to the lock.
+func TestFinishTxWritesNothingToItsLock(t *testing.T) {
+	b := newBed(t, Config{})
+	b.q = b.under("rate", limitOptions{Rate: 1e-7, Burst: 10}, map[string]int{"work": 1})["work"]
+	ids := b.push("K", "K")
+	l := b.claimOne()
+	before := *l
+	tx := b.begin()
+	b.must(b.q.FinishTx(b.ctx, tx, here, Done(l, ids[0], nil, 0)))
+	b.commit(tx)
+	if !reflect.DeepEqual(*l, before) {
+		t.Errorf("the lock is %+v, was %+v", *l, before)
+	}
+	b.settle(Done(l, ids[0], nil, 0), last(Yield(l, ids[1])))
+	b.want(b.count(`SELECT round(units)::int FROM penstock.bucket`), 10-1)
 }
 
 // A handler whose COMMIT had no answer tries again: what the first transaction committed must not be committed twice.

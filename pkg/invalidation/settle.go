@@ -17,6 +17,7 @@ import (
 // well, without harm, so that after an ambiguous error the caller simply settles again. It waits for rows that other
 // transactions have locked: nodes call SettleFree, and a claim calls Settle for locks that it found empty.
 func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) (ours []Token, err error) {
+	q.pay(endings)
 	ours, err = q.settle(ctx, node, endings, nil)
 	q.countRemoved(ctx, endings, ours)
 	return ours, err
@@ -29,6 +30,7 @@ func (q *Queue) SettleFree(
 	ctx context.Context, node NodeID, endings []Ending, wait bool,
 ) (ours, busy []Token, err error) {
 	defer func() { q.countRemoved(ctx, endings, ours) }()
+	q.pay(endings)
 	if wait {
 		lockTimeout := "250ms"
 		ours, err = q.settle(ctx, node, endings, &lockTimeout)
