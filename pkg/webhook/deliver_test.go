@@ -260,6 +260,27 @@ func TestAnEarlierAttemptIsNotTheTrialOfItsEndpoint(t *testing.T) {
 	}
 }
 
+// An earlier attempt that succeeds closes the breaker: attempts are admitted beside the trial, whose failure is one.
+func TestAnEarlierAttemptThatSucceedsEndsTheTrialOfItsEndpoint(t *testing.T) {
+	e := newEndpoints(flightLimits{address: 4, host: 32, unproven: 8})
+	now, to := time.Now(), target{"https://a.example/hook", "https://a.example", "a.example"}
+	earlier, _ := e.enter(now, to)
+	for range breakerFailures {
+		f, _ := e.enter(now, to)
+		e.leave(now, f, verdict{reason: "500"})
+	}
+	now = now.Add(breakerOpen + time.Second)
+	trial, _ := e.enter(now, to)
+	e.leave(now, earlier, verdict{healthy: true})
+	if f, no := e.enter(now, to); f == nil {
+		t.Errorf("none is admitted for %s beside the trial", no.wait)
+	}
+	e.leave(now, trial, verdict{reason: "500"})
+	if f, no := e.enter(now, to); f == nil {
+		t.Errorf("one failure opens the breaker for %s", no.wait)
+	}
+}
+
 func TestHostIsBoundedWiderThanAnAddress(t *testing.T) {
 	e := newEndpoints(flightLimits{2, 3, 8})
 	now, admitted := time.Now(), 0

@@ -55,7 +55,7 @@ type endpoint struct {
 	failures  int // in a row
 	openFor   time.Duration
 	openUntil time.Time // zero: the breaker is closed
-	trial     bool      // the one attempt after the breaker was open is in flight
+	trial     *flight   // the one attempt after the breaker was open; nil: none is in flight, or the breaker is closed
 	reason    string    // of the last failure
 }
 
@@ -67,7 +67,6 @@ type flight struct {
 	endpoint       *endpoint
 	to             target
 	unproven, slow bool
-	trial          bool // the one after the breaker was open: others may have begun before that
 }
 
 // verdict is what an attempt says about its endpoint.
@@ -114,7 +113,7 @@ func (e *endpoints) enter(now time.Time, to target) (*flight, refusal) {
 	switch {
 	case p.openUntil.After(now):
 		return nil, refusal{wait: p.openUntil.Sub(now), down: p.reason}
-	case p.trial || p.active >= e.limits.address || e.byHost[to.host] >= e.limits.host,
+	case p.trial != nil || p.active >= e.limits.address || e.byHost[to.host] >= e.limits.host,
 		f.unproven && (e.unproven >= e.limits.unproven || e.bySite[to.site] >= e.limits.site()),
 		f.slow && e.toSlow >= e.limits.slow():
 		return nil, refusal{wait: fullWait}
@@ -126,8 +125,9 @@ func (e *endpoints) enter(now time.Time, to target) (*flight, refusal) {
 		p.idle = nil
 	}
 	p.active++
-	f.trial = !p.openUntil.IsZero()
-	p.trial = f.trial
+	if !p.openUntil.IsZero() {
+		p.trial = f
+	}
 	return f, refusal{}
 }
 
@@ -151,8 +151,8 @@ func (e *endpoints) leave(now time.Time, f *flight, v verdict) {
 	p.reason = v.reason
 	switch {
 	case v.healthy:
-		p.failures, p.openFor, p.openUntil = 0, 0, time.Time{}
-	case f.trial:
+		p.failures, p.openFor, p.openUntil, p.trial = 0, 0, time.Time{}, nil
+	case p.trial == f: // others may have begun before the breaker opened
 		p.open(now)
 	default:
 		p.failures++
@@ -177,7 +177,9 @@ func (e *endpoints) forgo(f *flight) {
 func (e *endpoints) release(f *flight) {
 	p := f.endpoint
 	p.active--
-	p.trial = p.trial && !f.trial
+	if p.trial == f {
+		p.trial = nil
+	}
 	e.count(f, -1)
 	switch {
 	case p.active > 0:
