@@ -19,7 +19,8 @@ type job struct {
 	traced   *traced     // nil: it is not
 	lockLost atomic.Bool // its lock was freed: it begins no run
 	ended    atomic.Bool // it runs nothing any more: the settler has its last ending
-	// a try to record endings of it ended with an error: they may be recorded. Of the settling thread that has them
+	// a try to record endings of it ended with an error, and may have recorded them: its lock was not found since. Of
+	// the settling thread that has them
 	unanswered bool
 
 	// guarded by jobs

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -44,6 +45,11 @@ func (n *Node) record(ctx context.Context, p pile, wait bool) (busy pile) {
 					"endings", len(busy.endings), "entry", busy.endings[0].Entry)
 			}
 			n.recorded(p, ours, time.Since(start))
+			for i, j := range p.jobs { // what was ours still had not ended by an earlier try
+				if j.unanswered && slices.Contains(ours, p.endings[i].Lock.Token) {
+					j.unanswered = false
+				}
+			}
 			return busy
 		}
 		for _, j := range p.jobs {

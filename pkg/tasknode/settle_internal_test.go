@@ -202,6 +202,35 @@ func TestAnEndingThatWasRecordedWithoutAnAnswerIsNotRefused(t *testing.T) {
 	}
 }
 
+// What a try without an answer may have recorded is known once the lock was found: later endings of it may be refused.
+// Where the lock is gone, all of its endings were recorded, however many batches they are divided into.
+func TestAnEndingBehindATryWithoutAnAnswerIsRefused(t *testing.T) {
+	for _, gone := range []bool{false, true} {
+		s := newSettling(t, 2, "K")
+		l := s.jobs[0].lock
+		s.jobs[0].unanswered = true
+		record := func(e invalidation.Ending) {
+			s.node.record(t.Context(), pile{queue: s.queue, jobs: s.jobs, endings: []invalidation.Ending{e}}, false)
+		}
+		lose := func() {
+			if _, err := s.db.Exec(t.Context(), `DELETE FROM penstock.lock`); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wanted := [2]int64{1, 0}
+		if gone {
+			lose()
+			wanted = [2]int64{0, 2}
+		}
+		record(invalidation.Done(l, l.Entries[0].ID, nil, 0))
+		lose()
+		record(last(invalidation.Done(l, l.Entries[1].ID, nil, 0)))
+		if got := [2]int64{s.node.stats.Refused.Load(), s.node.stats.Repeated.Load()}; got != wanted {
+			t.Errorf("lock gone %t: %d endings refused and recorded before, want %d", gone, got, wanted)
+		}
+	}
+}
+
 // settling is a node with n claimed entries of queue work, whose endings are recorded until the test ends.
 type settling struct {
 	*testing.T
