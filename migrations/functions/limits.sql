@@ -467,7 +467,8 @@ DECLARE
 BEGIN
     FOR r IN SELECT u.limit_id, CASE WHEN g.per_key THEN k.key WHEN g.per_flow THEN l.flow
         ELSE '' END COLLATE "C" AS scope,
-                    sum(u.units * (CASE WHEN NOT k.rest THEN k.cancelled WHEN penstock.is_solo(k.key) THEN 1 ELSE
+                    sum(u.units * (CASE WHEN NOT k.rest THEN k.cancelled
+                        WHEN penstock.is_solo(k.key) THEN l.entry_count ELSE
                         least(l.entry_count, (
                             SELECT count(*) FROM penstock.entry e
                              WHERE e.queue_id = queue AND e.lock_key = k.key

@@ -215,3 +215,21 @@ func TestLongARateIsChargedForWhatBeganAlone(t *testing.T) {
 		b.exec(b.pool, `TRUNCATE penstock.entry, penstock.ready, penstock.lock`)
 	})
 }
+
+// A lock that a claim found empty gives its units back once, also where its node dies before it has ended it.
+func TestRateOfALockThatWasFoundEmptyIsRefundedOnce(t *testing.T) {
+	for _, key := range []string{"", "K"} {
+		b := newBed(t, Config{})
+		b.q = b.under("slow", limitOptions{Rate: 1e-7, Burst: 5}, map[string]int{b.q.Name: 2})[b.q.Name]
+		b.push(key)
+		l := b.claimOne()
+		l.Entries = nil // as Reclaim found it
+		b.must(b.q.refundUncovered(b.ctx, []*Lock{l}))
+		b.want(b.left(), 5)
+		b.exec(b.pool, `UPDATE penstock.node SET lease = interval '1 microsecond' WHERE id = $1`, here)
+		r, err := b.q.Recover(b.ctx, nil, []LockRef{{QueueID: b.q.ID, Key: l.Key, Token: l.Token}}, true)
+		b.must(err)
+		b.want(len(r.Freed), 1)
+		b.want(b.count(`SELECT round(units)::int FROM penstock.bucket`), 5)
+	}
+}
