@@ -52,7 +52,12 @@ func (j *job) perRun() int {
 func (j *job) begun() bool { return len(j.latest) > 0 }
 
 func (j *job) covers(id invalidation.EntryID) bool {
-	return slices.ContainsFunc(j.lock.Entries, func(e invalidation.Entry) bool { return e.ID == id })
+	for i := range j.lock.Entries { // not by value: a handler that finishes an entry by itself writes to it meanwhile
+		if j.lock.Entries[i].ID == id {
+			return true
+		}
+	}
+	return false
 }
 
 // allCancelled says that the cancellation of each entry of the latest run was asked for.
