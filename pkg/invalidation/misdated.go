@@ -13,9 +13,10 @@ type DuePlace struct {
 }
 
 // misdated is the condition of entries that were retried by a clock that was ahead: their last error is of a time to
-// come, and they are due no sooner, as they would be had they been snoozed since. A minute is for clocks that differ by
-// little, as those of two servers of which one takes over. Entries that were snoozed by such a clock are not among
-// them: their due time cannot be told from one that was wanted, as that of a push, and nothing else of them has a time.
+// come, and they are due no sooner. They would be, had they been snoozed since for less than the clock was ahead; a
+// longer snooze looks like a retry, and is cut by that. A minute is for clocks that differ by little, as those of two
+// servers of which one takes over. Entries that were snoozed by such a clock are not among them: their due time cannot
+// be told from one that was wanted, as that of a push, and nothing else of them has a time.
 const misdated = `CASE WHEN attempt > 0 THEN (history->-1->>'at')::timestamptz END
        BETWEEN clock_timestamp() + interval '1 minute' AND due_at + interval '1 minute'`
 
