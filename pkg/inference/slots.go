@@ -297,10 +297,14 @@ func (p *SlotPool) usable(model string, now time.Time) func(int32) bool {
 	}
 }
 
+// breakerOf keeps no breaker of a model that is not registered any more: nothing would forget it.
 func (p *SlotPool) breakerOf(model string) *breaker {
 	b := p.breaker[model]
-	if b == nil {
-		b = newBreaker(p.tuning.quarantine)
+	if b != nil {
+		return b
+	}
+	b = newBreaker(p.tuning.quarantine)
+	if _, registered := p.registry.Model(model); registered {
 		p.breaker[model] = b
 	}
 	return b
