@@ -73,12 +73,9 @@ func waitUntil(t *testing.T, pool *pgxpool.Pool, query string) {
 
 // The age of a session that waits is that of its whole statement: a second reading tells whether its commit hangs.
 func TestACommitThatWaitsForAMomentIsNoStandbyThatHangs(t *testing.T) {
-	pool := pgtest.ServerWith(t, map[string]string{
-		"wal_level": "replica", "max_wal_senders": "2",
-	}).Pool()
-	exec(t, pool, `ALTER SYSTEM SET synchronous_standby_names = 'b'`)
-	exec(t, pool, `SELECT pg_reload_conf()`)
-	waitUntil(t, pool, `SELECT current_setting('synchronous_standby_names') = 'b'`)
+	own := pgtest.ServerWith(t, map[string]string{"wal_level": "replica", "max_wal_senders": "2"})
+	pool := own.Pool()
+	own.Standbys("b")
 	s := newStandby(t, pool)
 	s.confirm(1)
 	waitUntil(t, pool, `SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync'`)

@@ -9,24 +9,19 @@ import (
 	"github.com/penstock/penstock/internal/pgtest"
 )
 
-// standbyBed is a bed on a server of its own, whose commits wait for a synchronous standby once standbys has named one.
-type standbyBed struct{ *bed }
+// standbyBed is a bed on a server of its own, whose commits wait for a synchronous standby once Standbys has named one.
+type standbyBed struct {
+	*bed
+	own *pgtest.Own
+}
 
 func newStandbyBed(t *testing.T) standbyBed {
 	own := pgtest.ServerWith(t, map[string]string{"synchronous_commit": "on", "max_wal_senders": "1"})
-	b := standbyBed{&bed{T: t, ctx: t.Context(), pool: openOn(t, own.DSN())}}
+	b := standbyBed{&bed{T: t, ctx: t.Context(), pool: openOn(t, own.DSN())}, own}
 	q, err := Create(b.ctx, b.pool, "work", Config{})
 	b.must(err)
 	b.q = q
 	return b
-}
-
-// standbys sets synchronous_standby_names, and waits until a session has read it.
-func (b standbyBed) standbys(names string) {
-	b.Helper()
-	b.exec(b.pool, `ALTER SYSTEM SET synchronous_standby_names = '`+names+`'`)
-	b.exec(b.pool, `SELECT pg_reload_conf()`)
-	b.until("the setting", `SELECT count(*) WHERE current_setting('synchronous_standby_names') = $1`, names)
 }
 
 func (b standbyBed) until(what, sql string, args ...any) {
@@ -69,7 +64,7 @@ func (b standbyBed) waits(fn func() error) {
 			b.Fatal("it does not wait for the standby")
 		}
 	}
-	b.standbys("")
+	b.own.Standbys("")
 	b.must(<-ended)
 }
 
@@ -77,7 +72,7 @@ func (b standbyBed) waits(fn func() error) {
 func TestARepeatedPushWaitsForTheStandbyAsTheFirstOneDid(t *testing.T) {
 	b := newStandbyBed(t)
 	push := Push{Payload: json.RawMessage(`{}`), IdempotencyKey: "once"}
-	b.standbys("away")
+	b.own.Standbys("away")
 	b.giveUp(func(ctx context.Context) error { _, err := b.q.Push(ctx, push); return err })
 	b.until("the entry", `SELECT count(*) FROM penstock.entry`)
 	b.waits(func() error {
@@ -93,7 +88,7 @@ func TestARepeatedPushWaitsForTheStandbyAsTheFirstOneDid(t *testing.T) {
 func TestAClaimWithoutAnAnswerIsFoundOnceTheStandbyHasIt(t *testing.T) {
 	b := newStandbyBed(t)
 	b.push("")
-	b.standbys("away")
+	b.own.Standbys("away")
 	b.giveUp(func(ctx context.Context) error {
 		_, err := b.q.Claim(ctx, ClaimRequest{Node: here, Lane: usual, Limit: 1, ClaimID: 1})
 		return err

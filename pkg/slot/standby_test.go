@@ -29,15 +29,9 @@ func TestSlotsOfALeaseWithoutAnAnswerAreFoundOnceTheStandbyHasThem(t *testing.T)
 			}
 		}
 	}
-	standbys := func(names string) {
-		t.Helper()
-		r.query(`ALTER SYSTEM SET synchronous_standby_names = '` + names + `'`)
-		r.query(`SELECT pg_reload_conf()`)
-		until("the setting", `SELECT current_setting('synchronous_standby_names') = '`+names+`'`)
-	}
 	const waits = `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')`
 
-	standbys("away")
+	own.Standbys("away")
 	given, giveUp := context.WithCancel(t.Context())
 	leased := make(chan error, 1)
 	go func() {
@@ -65,7 +59,7 @@ func TestSlotsOfALeaseWithoutAnAnswerAreFoundOnceTheStandbyHasThem(t *testing.T)
 		t.Fatalf("slots were found though the standby has not got them (%v)", err)
 	case <-waiting(t, r, waits):
 	}
-	standbys("")
+	own.Standbys("")
 	if err := <-found; err != nil {
 		t.Fatal(err)
 	}
