@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"crypto/rand"
 	"strings"
 	"testing"
@@ -58,6 +59,19 @@ func TestACommitThatWaitsForNoSynchronousStandbyIsAWarning(t *testing.T) {
 	want(t, find(t, conn, "durability", Config{}), Warning, "when the synchronous standby is promoted")
 	// Every commit waits for it, and no error of a program says so.
 	want(t, find(t, pool, "standby", Config{}), Critical, "synchronous standby (b)", "none is connected", "pg_cancel_backend")
+	exec(t, conn, `SET track_activities = off`) // the server keeps no time of its statements
+	ctx, giveUp := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := conn.Exec(ctx, `INSERT INTO penstock.audit (actor, verb, object) VALUES ('ada', 'look', 'audit')`)
+		ended <- err
+	}()
+	waitUntil(t, pool, `SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'`)
+	want(t, find(t, pool, "standby", Config{}), Critical, "none is connected", "1 session waits")
+	giveUp()
+	if err := <-ended; err == nil {
+		t.Error("a commit that was given up has succeeded")
+	}
 }
 
 // Sessions of Penstock override it; those behind a pooler, and those of others, do not.

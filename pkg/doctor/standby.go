@@ -14,11 +14,12 @@ const standbySQL = `
 SELECT current_setting('synchronous_standby_names'),
        (SELECT count(*) FROM pg_stat_replication WHERE coalesce(sync_state, 'sync') IN ('sync', 'quorum')) > 0`
 
-// commitsSQL reads the commits that wait for a synchronous standby, and since when their statements run, in seconds. A
-// role without pg_read_all_stats sees no state of other sessions.
+// commitsSQL reads the commits that wait for a synchronous standby, and since when their statements run, in seconds: 0
+// where it is not known, as of a session with track_activities off. A role without pg_read_all_stats sees no state of
+// other sessions.
 const commitsSQL = `
-SELECT pid, coalesce(backend_xid::text, '') AS xid, state_change AS began,
-       extract(epoch FROM clock_timestamp() - state_change)::float8 AS age
+SELECT pid, coalesce(backend_xid::text, '') AS xid, coalesce(state_change, 'epoch') AS began,
+       coalesce(extract(epoch FROM clock_timestamp() - state_change), 0)::float8 AS age
   FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'`
 
 // commit is one that waits for a standby.
