@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -88,10 +89,14 @@ func entryPush(a *app) *cobra.Command {
 func (f *pushFlags) template() (newEntry, error) {
 	p := newEntry{Push: f.push}
 	var errs error
+	due := f.due
+	if d, err := time.ParseDuration(due); err == nil && d <= 0 {
+		due = "" // a time that has come: the entry is due at once
+	}
 	for _, t := range []struct {
 		flag, text string
 		to         *operator.Moment
-	}{{"due", f.due, &p.DueAt}, {"start-by", f.startBy, &p.StartBy}, {"finish-by", f.finishBy, &p.FinishBy}} {
+	}{{"due", due, &p.DueAt}, {"start-by", f.startBy, &p.StartBy}, {"finish-by", f.finishBy, &p.FinishBy}} {
 		var err error
 		*t.to, err = moment(t.flag, t.text)
 		errs = errors.Join(errs, err)

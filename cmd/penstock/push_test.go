@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -162,6 +163,27 @@ func TestAPushThatWaitsNamesItsEntryAndReadsItByItsKey(t *testing.T) {
 	out, errs, code := command(t, mux, "entry", "push", "mails", "{}", "--flow", "acme", "--wait")
 	if code != exitDone || !strings.Contains(out, "done") || !strings.Contains(errs, "entry 7 inserted\n") {
 		t.Errorf("exit %d: %s%s", code, out, errs)
+	}
+}
+
+// Scripts compute delays, and one of 0 s is none.
+func TestAnEntryThatIsDueAfterNoTimeIsDueAtOnce(t *testing.T) {
+	for _, due := range []string{"0s", "-5m"} {
+		pushed := ""
+		push := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			pushed = string(body)
+			writeAnswer(w, http.StatusCreated, invalidation.Pushed{ID: 7, Verdict: invalidation.Inserted})
+		})
+		_, errs, code := command(t, push, "entry", "push", "mails", "{}", "--due", due, "--start-by", "1h")
+		if code != exitDone || strings.Contains(pushed, "due_at") || !strings.Contains(pushed, `"start_by":"1h0m0s"`) {
+			t.Errorf("--due %s: exit %d, pushed %s: %s", due, code, pushed, errs)
+		}
+	}
+	for _, flag := range []string{"--start-by", "--finish-by"} {
+		if _, errs, code := command(t, http.NotFoundHandler(), "entry", "push", "mails", "{}", flag, "0s"); code != exitUsage || !strings.Contains(errs, flag) {
+			t.Errorf("%s 0s: exit %d: %s", flag, code, errs)
+		}
 	}
 }
 
