@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -36,18 +35,13 @@ func TestEverySpellingOfAsynchronousCommitIsNamed(t *testing.T) {
 
 // A standby that is promoted would not have what was acknowledged under local.
 func TestACommitThatWaitsForNoSynchronousStandbyIsAWarning(t *testing.T) {
-	pool := pgtest.ServerWith(t, map[string]string{"fsync": "on", "full_page_writes": "on"}).Pool()
+	own := pgtest.ServerWith(t, map[string]string{"fsync": "on", "full_page_writes": "on"})
+	pool := own.Pool()
 	setForDatabase(t, pool, "synchronous_commit = 'local'")
 	want(t, find(t, pool, "durability", Config{}), Fine)
 	want(t, find(t, pool, "standby", Config{}), Fine)
-	pool.Reset() // from here on no commit waits for the standby, which does not exist
-	exec(t, pool, `ALTER SYSTEM SET synchronous_standby_names = 'b'`)
-	exec(t, pool, `SELECT pg_reload_conf()`)
-	for names := ""; names != "b"; time.Sleep(10 * time.Millisecond) {
-		if err := pool.QueryRow(t.Context(), `SHOW synchronous_standby_names`).Scan(&names); err != nil {
-			t.Fatal(err)
-		}
-	}
+	pool.Reset()
+	own.Standbys("b")
 	want(t, find(t, pool, "durability", Config{}), Warning, "synchronous_commit local, with a synchronous standby",
 		"hands out fencing tokens twice", "synchronous_commit=local of every role in database")
 	conn, err := pool.Acquire(t.Context())
