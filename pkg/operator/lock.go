@@ -64,23 +64,23 @@ type Suspect struct {
 // have released a lock that came too late.
 const suspectsSQL = `
 SELECT l.queue, l.lock_key, l.token, l.node_id, coalesce(l.node, '') AS node,
-       extract(epoch FROM l.age)::float8 AS age_seconds, string_agg(p.problem, '; ') AS problem
+       extract(epoch FROM l.age)::float8 AS age_seconds, string_agg(p.problem, '; ' ORDER BY p.place) AS problem
   FROM penstock.lock_status l
   LEFT JOIN penstock.node n ON n.id = l.node_id
  CROSS JOIN LATERAL (VALUES
-       (CASE WHEN n.id IS NULL THEN 'its node is not registered' END),
-       (CASE WHEN n.beat_at + n.lease < clock_timestamp()
+       (1, CASE WHEN n.id IS NULL THEN 'its node is not registered' END),
+       (2, CASE WHEN n.beat_at + n.lease < clock_timestamp()
              THEN 'its node has been silent for ' || penstock.ago(clock_timestamp() - n.beat_at) END),
-       (CASE WHEN n.beat_at + n.lease >= clock_timestamp() AND n.beat_at > l.claimed_at + n.lease * 0.4
+       (3, CASE WHEN n.beat_at + n.lease >= clock_timestamp() AND n.beat_at > l.claimed_at + n.lease * 0.4
               AND NOT l.token = ANY (n.tokens)
              THEN 'its node lives and does not list its token' END),
-       (CASE WHEN l.age > coalesce(n.lease, '10 seconds') * 0.4 AND NOT EXISTS (
+       (4, CASE WHEN l.age > coalesce(n.lease, '10 seconds') * 0.4 AND NOT EXISTS (
                   SELECT FROM penstock.entry e WHERE penstock.is_solo(l.lock_key) AND e.queue_id = l.queue_id
                          AND e.id = l.last_entry_id
                   UNION ALL
                   SELECT FROM penstock.entry e WHERE NOT penstock.is_solo(l.lock_key) AND e.queue_id = l.queue_id
                          AND e.lock_key = l.lock_key)
-             THEN 'it has no entries' END)) p(problem)
+             THEN 'it has no entries' END)) p(place, problem)
  WHERE p.problem IS NOT NULL AND l.token > $1
  GROUP BY l.queue, l.lock_key, l.token, l.node_id, l.node, l.age
  ORDER BY l.token
