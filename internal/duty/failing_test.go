@@ -57,7 +57,6 @@ level=ERROR msg="a step failed; trying again" duty=probes step=claim error=away 
 	})
 }
 
-// A step whose try has a context of its own has failed where that context's time is over. It had no line.
 // Claims of two lanes of a queue, of which one fails, gave a line each.
 func TestAStepThatFailsAtEverySecondTryHasFewLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -109,6 +108,7 @@ func TestTimedObjectsThatFailAreNotComparedWithEachOther(t *testing.T) {
 	}
 }
 
+// A step whose try has a context of its own has failed where that context's time is over. It had no line.
 func TestAStepThatTakesTooLongHasALine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
