@@ -103,7 +103,7 @@ HAVING = $$(grep -rlE --include='*_test.go' '^func Test($(1))[A-Z]' cmd internal
 
 # PACKAGES are those of TESTS, those with the longest tests first: begun last, they would run alone at the end. e2e has a
 # target of its own.
-LONGEST  := ./pkg/inference ./pkg/maintenance ./pkg/recovery ./cmd/tasknode ./cmd/gateway ./pkg/worker ./pkg/invalidation ./pkg/api ./migrations ./pkg/doctor ./pkg/gateway ./internal/devpostgres ./pkg/scale ./pkg/election ./pkg/tasknode ./web ./pkg/changelog ./pkg/cron
+LONGEST  := ./pkg/invalidation ./pkg/inference ./pkg/tasknode ./cmd/tasknode ./pkg/scale ./migrations ./pkg/api ./cmd/gateway ./pkg/recovery ./pkg/doctor ./pkg/worker ./pkg/maintenance ./cmd/penstock ./web ./pkg/cron ./pkg/operator ./pkg/batch ./pkg/changelog ./pkg/election ./pkg/gateway/openaibatch ./pkg/gateway ./internal/devpostgres
 PACKAGES  = $(if $(filter ./...,$(TESTS)),$(LONGEST) $$(go list ./... | grep -v /e2e$$),$(TESTS))
 
 # EVERYDAY are the packages without the one that makes private clusters: its tests run initdb some twenty times.

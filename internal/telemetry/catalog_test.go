@@ -185,7 +185,7 @@ func TestTheAlertOnTargetsWatchesAllJobs(t *testing.T) {
 }
 
 // What the expressions do is tested by promtool.
-func TestAlertsFireWhereTheyAreMeantTo(t *testing.T) {
+func TestUnracedAlertsFireWhereTheyAreMeantTo(t *testing.T) {
 	promtool, err := exec.LookPath("promtool")
 	if err != nil {
 		machine.Lacks(t, "promtool", "apt-get install prometheus")

@@ -28,12 +28,12 @@ var canary = strings.NewReplacer("'work'", "'cnrywork'", `"work"`, `"cnrywork"`,
 
 var canaries = regexp.MustCompile(`cnry[a-z]*`)
 
-// TestNothingOfOneApplicationReachesAnother plays the story in one application. After each step, and with
+// TestUnracedNothingOfOneApplicationReachesAnother plays the story in one application. After each step, and with
 // each request
 // of the story and each list, tokens of another application ask for it: no answer may have a text of the
 // first one
 // that the request itself does not have.
-func TestNothingOfOneApplicationReachesAnother(t *testing.T) {
+func TestUnracedNothingOfOneApplicationReachesAnother(t *testing.T) {
 	w := newWorld(t)
 	w.rename = canary.Replace
 	w.api = New(w.pool, Config{Reports: reports{}, Webhooks: receivers{}})

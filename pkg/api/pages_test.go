@@ -11,7 +11,7 @@ import (
 
 // A page is read behind the last key of the page before: no list ends with the rows that one statement returns, and
 // rows that are alike but for their ids are neither left out nor repeated.
-func TestPagesReachTheLastRowOfAList(t *testing.T) {
+func TestUnracedPagesReachTheLastRowOfAList(t *testing.T) {
 	w := newWorld(t)
 	const rows = operator.PageMax + 2
 	series := fmt.Sprintf(" FROM generate_series(1, %d) n", rows)

@@ -72,7 +72,7 @@ func TestEachRoleDoesWhatItMayAndNothingElse(t *testing.T) {
 		for role, secret := range secrets {
 			if strings.Contains(" "+lets[need]+" ",
 				" "+role+" ") || need == "" || role == "elsewhere" && s.status == http.StatusOK {
-				continue // a list may answer an outsider with nothing; TestNothingOfOneApplicationReachesAnother
+				continue // a list may answer an outsider with nothing; TestUnracedNothingOfOneApplicationReachesAnother
 			}
 			status := w.ask(secret, s.method, path, body, header...).Code
 			if status != http.StatusUnauthorized && status != http.StatusForbidden {

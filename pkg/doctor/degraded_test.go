@@ -223,7 +223,7 @@ SELECT (m).queue_id, clock_timestamp() - ago * interval '1 second', (m).initial,
 	exec(s.T, s.pool, sql, s.queue.ID, left)
 }
 
-func TestAQueueThatStandsStillIsNamedWithTheReason(t *testing.T) {
+func TestUnracedAQueueThatStandsStillIsNamedWithTheReason(t *testing.T) {
 	s := newStandstill(t)
 	name := s.queue.Name
 	exec(t, s.pool, fmt.Sprintf(`UPDATE penstock.%s SET created_at = now() - interval '2 minutes'`, pgx.Identifier{"entry_" + name}.Sanitize()))

@@ -18,7 +18,7 @@ import (
 
 // Under all faults the writes are in the order of the terms: no write of an old term comes after one
 // of a new one.
-func TestWritesOfTermsNeverInterleave(t *testing.T) {
+func TestLongWritesOfTermsNeverInterleave(t *testing.T) {
 	dsn := pgtest.DSN(t)
 	pool, err := pgxpool.New(t.Context(), dsn)
 	if err != nil {

@@ -432,7 +432,7 @@ func (c *crew) drain() {
 }
 
 // Every entry has one outcome, whoever was faster: the claim or the operator.
-func TestCancelDisableAndExpireWhileClaiming(t *testing.T) {
+func TestLongCancelDisableAndExpireWhileClaiming(t *testing.T) {
 	b := newControlBed(t, Config{})
 	answers := map[string]int{}
 	both := func() bool { return answers["cancelled"] > 0 && answers["requested"] > 0 }
@@ -472,7 +472,7 @@ func TestCancelDisableAndExpireWhileClaiming(t *testing.T) {
 }
 
 // No entry is lost or run twice, and payloads add up, while keys are compacted under pushers and claimers.
-func TestCompactWhilePushingAndClaiming(t *testing.T) {
+func TestLongCompactWhilePushingAndClaiming(t *testing.T) {
 	b := newControlBed(t, Config{Mergeable: true, Merge: "array"})
 	merged := 0
 	c := newCrew(b, pgtest.Long(time.Second, 3*time.Second), func() bool { return merged > 0 })

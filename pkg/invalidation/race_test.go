@@ -174,7 +174,7 @@ func TestAPushBySnapshotIsNotRefusedForAClaimOfItsKey(t *testing.T) {
 // Guard: a push by a snapshot relies on a ready row of its own transaction, which no claim can have deleted. With a row for
 // each push, claims of the lane met nothing else for as many rounds as it takes the sweep to delete them. The transaction
 // ages a row before it has an id of its own, as any statement of the application may.
-func TestPushesOfATransactionBySnapshotShareAReadyRow(t *testing.T) {
+func TestUnracedPushesOfATransactionBySnapshotShareAReadyRow(t *testing.T) {
 	const (
 		plain  = `PERFORM penstock.push_many(name, ARRAY['{}'::jsonb], ARRAY['K']);`
 		nested = `BEGIN ` + plain + ` EXCEPTION WHEN division_by_zero THEN NULL; END;` // a savepoint for each push

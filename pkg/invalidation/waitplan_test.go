@@ -41,7 +41,7 @@ func pollOf(t *testing.T, queue int32) string {
 
 // What all who wait and follow share, and what each of them asks before, costs the same whatever the backlog, the output
 // and the keys that are kept: planned once, on empty tables, as a leader's connections are.
-func TestPollsOfRequestsThatWaitNeverScan(t *testing.T) {
+func TestUnracedPollsOfRequestsThatWaitNeverScan(t *testing.T) {
 	b := &bed{T: t, ctx: t.Context(), pool: openPool(t)} // its entries have no ready rows: no bed that checks invariants
 	var err error
 	if b.q, err = Create(b.ctx, b.pool, "work", Config{}); err != nil {

@@ -193,7 +193,7 @@ func TestSamplesThatCannotBeTakenEndNothing(t *testing.T) {
 
 // A sample reads as many buffers at any depth: it counts up to a bound, and marks a larger depth as
 // an estimate. SAMPLE_ENTRIES=10000000 measures at ten million.
-func TestSampleCostsTheSameAtAnyDepth(t *testing.T) {
+func TestUnracedSampleCostsTheSameAtAnyDepth(t *testing.T) {
 	most := 200_000
 	if text := os.Getenv("SAMPLE_ENTRIES"); text != "" {
 		var err error
