@@ -45,3 +45,29 @@ func TestAListOfManyNewQueuesCountsFewOfThem(t *testing.T) {
 		t.Errorf("a queue that is asked for by itself is not counted: %+v, %v", one, err)
 	}
 }
+
+// On a busy server the first count of a session takes long: its functions are compiled.
+func TestTheCountsOfAFewQueuesAreKnownHoweverLongTheyTake(t *testing.T) {
+	pool := pgtest.New(t)
+	for _, sql := range []string{
+		`INSERT INTO penstock.queue (name) VALUES ('a'), ('b')`, // and the one of webhooks
+		`ALTER FUNCTION penstock.measure(penstock.queue) RENAME TO counted`,
+		`CREATE FUNCTION penstock.measure(q penstock.queue) RETURNS penstock.sample LANGUAGE plpgsql AS $$ BEGIN
+		     PERFORM pg_sleep(0.6);
+		     RETURN penstock.counted(q);
+		 END $$`,
+	} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	queues, err := New(pool).Queues(t.Context())
+	if err != nil || len(queues) != 3 {
+		t.Fatalf("the list has %d queues, want 3 (%v)", len(queues), err)
+	}
+	for _, q := range queues {
+		if q.Unmeasured {
+			t.Errorf("queue %s is unmeasured", q.Name)
+		}
+	}
+}

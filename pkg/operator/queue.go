@@ -50,9 +50,9 @@ type Queue struct {
 // is elected, it counts them itself, but for more than 100 queues: readers would count without end, so that it
 // takes a sample of up to a day, without its rates. It begins counts for a second, and what is left then is
 // unmeasured: a count takes milliseconds, and a hundred times that on a busy server, so that a list would not end
-// where hundreds of queues are new; one queue alone is always counted. What operators have stopped
-// (penstock.queue_stops) is that of now beside a sample as well. Counts are bounded, see penstock.count_queue;
-// inserts and deletes are the statistics collector's, about a second old.
+// where hundreds of queues are new. One queue alone is always counted, and so are up to ten in all. What operators
+// have stopped (penstock.queue_stops) is that of now beside a sample as well. Counts are bounded, see
+// penstock.count_queue; inserts and deletes are the statistics collector's, about a second old.
 const queuesSQL = `
 SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
        s.initial + s.pending - s.computing AS awaiting_compute,
@@ -67,13 +67,14 @@ SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
        q.disabled_at IS NOT NULL AS out_of_service, q.capacity, q.max_concurrent, q.id AS queue_id,
        s.accepted, s.gone, s.dead_tuples, r.in_per_second, r.out_per_second
   FROM penstock.queue q
- CROSS JOIN (SELECT count(*) > 100 AS many FROM (SELECT FROM penstock.queue LIMIT 101) x) c
+ CROSS JOIN (SELECT count(*) > 100 AS many, count(*) <= 10 AS few FROM (SELECT FROM penstock.queue LIMIT 101) x) c
  CROSS JOIN LATERAL (SELECT l, (l).at FROM (
        SELECT CASE WHEN $2 THEN penstock.last_sample(q.id, CASE WHEN c.many THEN interval '1 day' END) END AS l
        OFFSET 0) x) n
  CROSS JOIN LATERAL (
        SELECT CASE WHEN n.at IS NOT NULL THEN n.l
-              WHEN cardinality($1::text[]) = 1 OR clock_timestamp() < statement_timestamp() + interval '1 second'
+              WHEN c.few OR cardinality($1::text[]) = 1
+                OR clock_timestamp() < statement_timestamp() + interval '1 second'
               THEN penstock.measure(q) END AS l OFFSET 0) m
  CROSS JOIN LATERAL (
        SELECT (x.l).* FROM (
