@@ -33,7 +33,7 @@ type Config struct {
 // Pusher makes a request a durable entry.
 type Pusher interface {
 	// Push puts the body into the queue of a model, with a priority by criticality, and returns the id of the
-	// entry and the address of its state.
+	// entry and the address of its state. The body is that of the request for as long as Push runs, and no longer.
 	Push(ctx context.Context, d Durable) (id, location string, err error)
 	// AcceptedBefore says whether Push would return the entry of an earlier request, by the key.
 	AcceptedBefore(ctx context.Context, d Durable) (bool, error)

@@ -972,6 +972,7 @@ type queueOf struct {
 }
 
 func (q queueOf) Push(_ context.Context, d Durable) (id, location string, err error) {
+	d.Body = bytes.Clone(d.Body)
 	q.pushed <- d
 	return "7", "/v1/entries/7", nil
 }
