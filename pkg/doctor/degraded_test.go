@@ -213,7 +213,7 @@ func TestCronJobsThatAreSilentAfterAClockThatWasAheadAreNamed(t *testing.T) {
 // sampled writes what the leader would have seen over the last 30 seconds, in which so many entries left.
 func (s *standstill) sampled(left int) {
 	s.Helper()
-	exec(s.T, s.pool, `SELECT penstock.make_partition(parent, 1) FROM penstock.retention, generate_series(0, 1)`)
+	exec(s.T, s.pool, `CREATE TABLE IF NOT EXISTS penstock.sample_ever PARTITION OF penstock.sample FOR VALUES FROM (MINVALUE) TO (MAXVALUE)`)
 	exec(s.T, s.pool, `DELETE FROM penstock.sample`)
 	const sql = `
 INSERT INTO penstock.sample
