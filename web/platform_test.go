@@ -70,7 +70,7 @@ func TestPagesOfThePlatform(t *testing.T) {
 		"autoscaler": {
 			"llama-own", "on demand", "the backlog needs 3: 41 wait", "3 were needed lately: no fewer for another 240 s", "2 → <strong>3</strong>", "pic-lane", "What if",
 		},
-		"autoscaler?model=llama&over=6h&whatif=1&past=1h&max=2&slots=4": {
+		"autoscaler?model=llama&over=6h&whatif=1&past=3h&max=2&slots=4": {
 			"present policy", "other policy", "GPU hours", "there were 2 instance-hours",
 		},
 		"autoscaler?whatif=1&max=many": {"want 0 to 1400"},
