@@ -203,6 +203,29 @@ func deadline(left pgtype.Float8) time.Time {
 	return time.Now().Add(time.Duration(min(max(left.Float64, -1e9), 9e9) * float64(time.Second)))
 }
 
+// claimGroupsSQL reads the entries of groups that a claim has locked: keys $2 with tokens $3, at most $4
+// entries of each and no more than the claim counted and charged, though others may have been committed since
+// with lower ids. A group without entries has one row without an entry: those that the claim counted had
+// ended, or the key is blocked. A claim may take a blocked key, for its snapshot or a later push may show a ready
+// row; none is left when the lock has been handed back. An entry that is heavier than those that the claim counted
+// has a row as well, and ends the cover of the lock.
+const claimGroupsSQL = `
+SELECT l.token, e.id AS entry_id, e.attempt, e.crashes, e.may_have_run, coalesce(e.cost, 0) AS cost, e.name, e.trace,
+       e.callback, e.payload,
+       date_part('epoch', statement_timestamp() - e.created_at) AS waited,
+       date_part('epoch', e.start_by - clock_timestamp()) AS start_in,
+       date_part('epoch', e.finish_by - clock_timestamp()) AS finish_in, e.row AS entry_tid, l.entry_count,
+       coalesce(e.weight > l.weight, false) AS heavier
+  FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
+ CROSS JOIN LATERAL (
+       SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+  LEFT JOIN LATERAL (
+       SELECT ctid AS row, * FROM penstock.entry_X
+        WHERE lock_key = l.lock_key AND penstock.claimable(status, priority) AND id <= l.last_entry_id
+          AND (SELECT b.entry_id FROM penstock.blocked_key b
+                WHERE b.queue_id = $1 AND b.lock_key = l.lock_key) IS NULL
+        ORDER BY id LIMIT least($4::int, l.entry_count)) e ON true`
+
 // readGroups fills in the entries of locked groups.
 func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
 	start := time.Now()

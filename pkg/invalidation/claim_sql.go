@@ -5,35 +5,48 @@ import (
 	"text/template"
 )
 
-// A claim has two statements, one that deletes first and one that locks first, both over a list of lanes of one
-// priority; a single lane is a list of one. A third (oneLaneSQL) is the first of them written out for the usual case.
-// Rendered for queues with and without limits they are eight texts, in testdata; a test compares them with those that
-// run.
+// A claim is one statement over lanes of one priority, in two forms: delete first, for lanes of solo entries, and lock
+// first, for lanes that have keys. claim.go chooses. A third form, one lane, is delete first written out for the usual
+// case. Rendered for queues with and without limits they are eight texts, which stand whole in testdata; a test holds
+// that these are the ones that run.
 //
-// Parameters of both: $1 queue, $2 priority, $3 flows of the lanes in the order in which they are served, $4
-// the positions from which each is scanned, $5 how many locks at most, $6 node, $7 claim id. A lane is locked
-// when the limit has been shown to reach it.
+// A form is a chain of WITH queries. Each reads those above it; "L" is in lock first alone, "K" in its variant for a
+// rate for each lock key:
+//
+//	headroom      one row: the locks that the limits of the queue leave (penstock.lane_headroom; the proof that no
+//	              limit is ever exceeded is in its file). No row: the claim does nothing
+//	lane          the lanes in the order in which they are served, and whether this claim has each to itself
+//	head          the first ready rows of the lanes, as many as the headroom; a row of nulls for a lane without one
+//	mine          those that no other transaction has: deleted (delete first), locked (lock first)
+//	solo          the solo entries of mine, each with a new token
+//	bucket     K  the keys of head, with the headroom of their token buckets
+//	groups     L  the keys of head that are not locked, with the entries that a lock is to cover
+//	locked        the lock records of solo entries that were inserted; in lock first lock_solo and lock_group
+//	throttled  K  the keys whose buckets are empty, which are put aside until they have units
+//	taken      L  the ready rows of mine that were deleted: those whose lock was inserted, or that are throttled
+//	charged       under limits: the entries of the locks are charged to the token buckets, and the claim is undone,
+//	              with SQLSTATE 40001, if it drew a token that may not go uncounted (penstock.charge_lanes)
+//
+// Parameters of all: $1 queue, $2 priority, $3 flows of the lanes in the order in which they are served, $4 the
+// positions from which each is scanned, $5 how many locks at most, $6 node, $7 claim id.
+//
+// All answer with the same columns, in rows of two kinds. A row with a token is a lock: of a solo entry with the entry,
+// of a group with the lock key alone, since its entries must be read after the claim has committed (claimGroupsSQL):
+// the snapshot here may be older than the finish that freed the key. After these comes one row without a token for
+// each lane that was reached, with the columns from exclusive on (see laneReport). The row of the first lane also has
+// lock_tids, the tids of the lock records of solo entries, in the order of the rows (see finishSoloSQL). No lane is
+// reported where there is no headroom row: the limits of the queue are not those that the Queue knows, or another
+// claimer holds a limit exclusively.
 //
 // Claims of a lane exclude each other by a transaction-scoped try-lock: another claimer goes on to the next
 // lane instead of waiting. That is for speed alone; a ready row can be deleted but once, and a key has but
-// one lock record.
+// one lock record. A lane is locked when the limit of the claim has been shown to reach it.
 //
-// Sets of these statements meet in "IN (...) IS TRUE", which Postgres answers from a hash table; internal/postgres says
-// why they do not meet in joins.
+// The planner has no choice (ADR 4). Sets meet in "IN (...) IS TRUE", which Postgres answers from a hash table;
+// internal/postgres says why they do not meet in joins. OFFSET 0, and a scalar subquery that IS NULL in place of NOT
+// EXISTS, keep a look-up by key what it is.
 //
-// Both answer with the same columns. One row for each lock has the token and position, and for a solo entry
-// the entry; for a group only the lock key, since its entries must be read after the claim has committed
-// (claimGroupsSQL): the snapshot here may be older than the finish that freed the key. After these comes one row
-// without a token for each lane that was reached, with the columns from exclusive on (see laneReport). The row of the
-// first lane also has lock_tids, the tids of the lock records of solo entries, in the order of the rows (see
-// finishSoloSQL). No lane is reported where nothing was claimed because the limits of the queue are not those that
-// the Queue knows, or because another claimer holds a limit exclusively.
-//
-// A queue under limits has a variant of each statement, and of the second another one if its entries may have
-// weights. penstock.lane_headroom computes for how many locks the limits have headroom, if they are the ones in
-// the parameter `limits`; its head has the proof that no limit is ever exceeded. penstock.charge_lanes comes last: it
-// fails the claim, with SQLSTATE 40001, if it drew tokens beyond those that may go uncounted, and charges the token
-// buckets.
+// Comments in the templates are not part of the texts that are sent.
 
 // claimOptions are the variants of the statements of a claim.
 type claimOptions struct {
@@ -43,13 +56,15 @@ type claimOptions struct {
 	Weighed bool
 }
 
-// oneLaneSQL is the claim that is usual: of one lane of a queue without limits, in which no key and no pusher
+// oneLaneTemplate is the claim that is usual: of one lane of a queue without limits, in which no key and no pusher
 // is in the way. It is the claim that deletes first with everything left out that tells why nothing was claimed, and
-// half as dear, which is what a lone entry waits for. Parameters $1 to $7, with a flow and a position for the
-// arrays. It reports on the lane where it claimed, or another claimer is in the lane; where one left it since the
-// snapshot, rows that were scanned are gone, and the lane has more behind them. Where it reports nothing it has claimed
-// nothing, and deleteFirst claims, or reports the reason.
-const oneLaneSQL = `
+// half as dear, which is what a lone entry waits for (ADR 37). Parameters $1 to $7, with a flow and a position for the
+// arrays.
+//
+// It reports on the lane where it claimed, or another claimer is in the lane; where one left it since the snapshot,
+// rows that were scanned are gone, and the lane has more behind them. Where it reports nothing it has claimed nothing,
+// and delete first claims, or reports the reason.
+const oneLaneTemplate = `
 WITH lane AS MATERIALIZED (
     SELECT set_config('lock_timeout', '100ms', true),
            pg_try_advisory_xact_lock(
@@ -68,6 +83,7 @@ WITH lane AS MATERIALIZED (
             ORDER BY pos
             LIMIT $5::int) r
 ), mine AS MATERIALIZED (
+{{- /* All of them or, where one is a key, none. */}}
     DELETE FROM penstock.ready
      WHERE ctid = ANY ((SELECT rows FROM head WHERE solo)::tid[])
     RETURNING pos, entry_id
@@ -78,33 +94,20 @@ WITH lane AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), locked AS (
-    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
-           weight, priority, flow, claimed_at)
-    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), coalesce(weight, 1),
-           $2, $3, clock_timestamp()
-      FROM solo
+    {{template "lock solo" "$3"}}
     RETURNING ctid AS row
 )
-SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
-       coalesce(cost, 0) AS cost, name, trace, callback, payload,
-       date_part('epoch', statement_timestamp() - created_at) AS waited,
-       date_part('epoch', start_by - clock_timestamp()) AS start_in,
-       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, $3 AS flow,
-       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
-       NULL::float8 AS wait, NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared,
-       NULL::boolean AS queue_wide
-  FROM solo
+{{template "answer solo" "$3 AS flow"}}
 UNION ALL
-SELECT NULL, head.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, $3,
+SELECT {{template "no lock" "head.position"}}, $3,
        (SELECT array_agg(row) FROM locked), lane.exclusive, head.scanned, 0, NULL, NULL, $5, $5, false
   FROM lane, head
  WHERE head.solo OR NOT lane.exclusive`
 
 // deleteFirstTemplate is the claim of lanes that have no keys and where no pusher has a ready row locked, as
 // is usual. It deletes the ready rows without locking them first, which saves a WAL record each. Where it
-// would have to wait it gives up after the lock_timeout that it sets, and Claim takes the other statement; so
-// it does where it met keys. A solo entry never has a ready row and a lock record at once, so that the insert
-// needs no ON CONFLICT, which would look twice. Parameters of the limited variant: $8 limits, $9 rate kind.
+// would have to wait it gives up after the lock_timeout that it sets, and ClaimLanes takes the other form; so
+// it does where it met keys. Parameters of the limited variant: $8 limits, $9 rate kind.
 const deleteFirstTemplate = `
 WITH headroom AS MATERIALIZED (
 {{- if .Limited}}
@@ -133,8 +136,9 @@ WITH headroom AS MATERIALIZED (
               AND pos >= a.position AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
-     LIMIT (SELECT greatest(1, locks) FROM headroom)
+     LIMIT (SELECT greatest(1, locks) FROM headroom) {{- /* a lane is reported even where there is no headroom */}}
 ), mine AS MATERIALIZED (
+{{- /* Those of keys stay: they are reported as skipped. */}}
     DELETE FROM penstock.ready
      WHERE ctid = ANY (ARRAY(SELECT row FROM head WHERE entry_id IS NOT NULL))
     RETURNING pos, entry_id, flow
@@ -145,33 +149,24 @@ WITH headroom AS MATERIALIZED (
       FROM mine m
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), locked AS (
-    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
-           weight, priority, flow, claimed_at)
-    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), coalesce(weight, 1),
-           $2, flow, clock_timestamp()
-      FROM solo
+{{- /* A solo entry never has a ready row and a lock record at once: no ON CONFLICT, which would look twice. */}}
+    {{template "lock solo" "flow"}}
     RETURNING ctid AS row
 )
 {{- if .Limited}}, charged AS MATERIALIZED (
+{{- /* Not called where it would do nothing. */}}
     SELECT CASE WHEN $9::int > 0 OR max(s.token) > (SELECT uncounted_to FROM headroom) THEN
            penstock.charge_lanes($1, $9, array_agg(s.flow), array_agg(s.taken), NULL, NULL, max(s.token),
                (SELECT uncounted_to FROM headroom)) END AS done
       FROM (SELECT flow, count(*) AS taken, max(token) AS token FROM solo GROUP BY flow) s
 )
 {{- end}}
-SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
-       coalesce(cost, 0) AS cost, name, trace, callback, payload,
-       date_part('epoch', statement_timestamp() - created_at) AS waited,
-       date_part('epoch', start_by - clock_timestamp()) AS start_in,
-       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
-       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
-       NULL::float8 AS wait, NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared,
-       NULL::boolean AS queue_wide
-  FROM solo
+{{template "answer solo" "flow"}}
 UNION ALL
-SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
+SELECT {{template "no lock" "h.position"}}, h.flow,
        CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM locked) END, h.exclusive, h.scanned, h.skipped,
 {{- if .Limited}}
+{{- /* uncounted_to is 0 where a queue-wide limit has no headroom. */}}
        greatest(h.wait, headroom.wait), {{template "delayed"}},
        CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, headroom.locks, headroom.uncounted_to = 0
   FROM headroom CROSS JOIN (
@@ -184,17 +179,13 @@ SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
               count(pos) - count(entry_id) AS skipped
          FROM head GROUP BY ord, flow) h
 {{- if .Limited}}
- WHERE (SELECT count(done) FROM charged) IS NOT NULL
+ WHERE (SELECT count(done) FROM charged) IS NOT NULL {{- /* always; charged would not run if it were not read */}}
 {{- end}}`
 
 // lockFirstTemplate is the claim of lanes that have keys, or where a pusher has a ready row locked. It locks
-// the ready rows before it deletes any, and passes by those that another transaction has locked; a group's
-// that is locked by a pusher (see penstock.push_many) is claimed without it where $9 says so for the lane. A
-// key is tried only under a try-lock of its own, so that the insert of its lock record never waits and the
-// token it draws is larger than that of any earlier lock of the key. A key in several lanes is claimed from
-// the earliest of them; two ready rows have the same position only if they are of one key. Parameters besides
+// the ready rows before it deletes any, and passes by those that another transaction has locked. Parameters besides
 // those of all claims: $8 the queue's quantum in entries, $9 for each lane whether to ignore row locks; of
-// the limited variant: $10 limits, $11 rate kind.
+// the limited variants: $10 limits, $11 rate kind.
 const lockFirstTemplate = `
 WITH headroom AS MATERIALIZED (
 {{- if .Limited}}
@@ -213,6 +204,7 @@ WITH headroom AS MATERIALIZED (
 ), lane AS MATERIALIZED (
     SELECT l.ord, l.flow, l.position, l.ignore_row_locks,
 {{- if .Limited}}
+{{- /* A quantum that all locks may have together: rates count entries, headroom.locks counts locks. */}}
            greatest(b.wait, CASE WHEN c.locks < 1 THEN headroom.waits[l.ord] END) AS wait, c.locks,
            greatest(1, least($8::int, headroom.entries / greatest(1, headroom.locks),
                headroom.headrooms[l.ord] / greatest(1, c.locks))) AS quantum,
@@ -239,7 +231,7 @@ WITH headroom AS MATERIALIZED (
               AND pos >= a.position AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
-     LIMIT (SELECT greatest(1, locks) FROM headroom)
+     LIMIT (SELECT greatest(1, locks) FROM headroom) {{- /* a lane is reported even where there is no headroom */}}
 ), mine AS MATERIALIZED (
     SELECT ctid AS row, pos, entry_id, flow
       FROM penstock.ready
@@ -247,7 +239,7 @@ WITH headroom AS MATERIALIZED (
        FOR UPDATE SKIP LOCKED
 ), solo AS MATERIALIZED (
     SELECT
-{{- if .Weighed}} (SELECT max(nextval('penstock.token_seq')) FROM generate_series(1, coalesce(e.weight, 1)))
+{{- if .Weighed}} {{template "tokens" "coalesce(e.weight, 1)"}}
 {{- else}} nextval('penstock.token_seq')
 {{- end}} AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.may_have_run,
            e.cost, e.weight, e.created_at, e.start_by, e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
@@ -255,6 +247,7 @@ WITH headroom AS MATERIALIZED (
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 )
 {{- if .Keyed}}, bucket AS MATERIALIZED (
+{{- /* One call for all keys; the columns of head come back by position. */}}
     SELECT k.pos, k.lock_key COLLATE "C" AS lock_key, k.headroom, k.wait, h.flows[a.at] AS flow,
            h.ignored[a.at] AS ignore_row_locks, h.quantums[a.at] AS quantum
       FROM (SELECT array_agg(lock_key) AS keys, array_agg(pos) AS positions, array_agg(flow) AS flows,
@@ -264,6 +257,9 @@ WITH headroom AS MATERIALIZED (
      CROSS JOIN LATERAL (SELECT array_position(h.positions, k.pos) AS at) a
 )
 {{- end}}, groups AS MATERIALIZED (
+{{- /* A key in several lanes is claimed from the earliest of its ready rows; two have the same position only if they
+       are of one key. A key whose ready row a pusher has locked (penstock.push_many) is claimed without the row where
+       the lane ignores row locks. */}}
     SELECT DISTINCT ON (h.lock_key) h.lock_key, h.pos, h.flow, c.entries, c.last_id, c.cost, c.weight
       FROM {{if .Keyed}}bucket{{else}}head{{end}} h
      CROSS JOIN LATERAL (
@@ -277,18 +273,16 @@ WITH headroom AS MATERIALIZED (
        AND (h.pos IN (SELECT pos FROM mine) OR (h.ignore_row_locks AND c.entries > 0))
      ORDER BY h.lock_key, h.pos
 ), lock_solo AS (
-    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
-           weight, priority, flow, claimed_at)
-    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), coalesce(weight, 1),
-           $2, flow, clock_timestamp()
-      FROM solo
+    {{template "lock solo" "flow"}}
     ON CONFLICT DO NOTHING
     RETURNING token, pos, ctid AS row, flow
 ), lock_group AS (
+{{- /* Under a try-lock of the key: so the insert never waits, and the token is larger than that of any earlier lock of
+       the key. */}}
     INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
            weight, priority, flow, claimed_at)
     SELECT $1, lock_key,
-{{- if .Weighed}} (SELECT max(nextval('penstock.token_seq')) FROM generate_series(1, weight))
+{{- if .Weighed}} {{template "tokens" "weight"}}
 {{- else}} nextval('penstock.token_seq')
 {{- end}}, $6, $7, pos,
            coalesce(last_id, 0), entries, coalesce(cost, 1), weight, $2, flow, clock_timestamp()
@@ -318,6 +312,7 @@ WITH headroom AS MATERIALIZED (
               FROM (SELECT flow, 1 AS n FROM lock_solo UNION ALL SELECT flow, entry_count FROM lock_group) l
              GROUP BY flow) f
 ), charged AS MATERIALIZED (
+{{- /* Not called where it would do nothing. */}}
     SELECT CASE WHEN $11::int > 0 OR l.token > (SELECT uncounted_to FROM headroom) THEN
            penstock.charge_lanes($1, $11, (SELECT flows FROM used), (SELECT taken FROM used),
 {{- if .Keyed}}
@@ -330,24 +325,17 @@ WITH headroom AS MATERIALIZED (
       FROM (SELECT greatest((SELECT max(token) FROM lock_solo), (SELECT max(token) FROM lock_group)) AS token) l
 )
 {{- end}}
-SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
-       coalesce(cost, 0) AS cost, name, trace, callback, payload,
-       date_part('epoch', statement_timestamp() - created_at) AS waited,
-       date_part('epoch', start_by - clock_timestamp()) AS start_in,
-       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
-       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
-       NULL::float8 AS wait, NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared,
-       NULL::boolean AS queue_wide
-  FROM solo
+{{template "answer solo" "flow"}}
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
 UNION ALL
 SELECT token, pos, last_entry_id, lock_key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
        flow, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
   FROM lock_group
 UNION ALL
-SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
+SELECT {{template "no lock" "h.position"}}, h.flow,
        CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM lock_solo) END, h.exclusive, h.scanned, h.scanned - h.taken,
 {{- if .Limited}}
+{{- /* uncounted_to is 0 where a queue-wide limit has no headroom. */}}
        greatest(h.wait, headroom.wait), {{template "delayed"}},
        CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, headroom.locks, headroom.uncounted_to = 0
   FROM headroom CROSS JOIN (
@@ -360,7 +348,37 @@ SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
               count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
          FROM head GROUP BY ord, flow) h
 {{- if .Limited}}
- WHERE (SELECT count(done) FROM charged) IS NOT NULL
+ WHERE (SELECT count(done) FROM charged) IS NOT NULL {{- /* always; charged would not run if it were not read */}}
+{{- end}}`
+
+// lockSoloTemplate inserts the lock records of the solo entries of a lane; its argument is the flow.
+const lockSoloTemplate = `{{define "lock solo" -}}
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
+           weight, priority, flow, claimed_at)
+    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), coalesce(weight, 1),
+           $2, {{.}}, clock_timestamp()
+      FROM solo
+{{- end}}`
+
+// answerTemplate has the columns of the answer, with their names and types: of the locks of solo entries, whose columns
+// from lock_tids on are null. "no lock" is what a report on a lane has before its flow: the position alone.
+const answerTemplate = `{{define "answer solo" -}}
+SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
+       coalesce(cost, 0) AS cost, name, trace, callback, payload,
+       date_part('epoch', statement_timestamp() - created_at) AS waited,
+       date_part('epoch', start_by - clock_timestamp()) AS start_in,
+       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, {{.}},
+       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
+       NULL::float8 AS wait, NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared,
+       NULL::boolean AS queue_wide
+  FROM solo
+{{- end}}{{define "no lock" -}}
+    NULL, {{.}}, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+{{- end}}`
+
+// tokensTemplate is the token of a lock of a weight, its argument: the last of as many as it weighs (ADR 39).
+const tokensTemplate = `{{define "tokens" -}}
+    (SELECT max(nextval('penstock.token_seq')) FROM generate_series(1, {{.}}))
 {{- end}}`
 
 // throttledTemplate is for how long queue $1 or the flow of a lane is throttled (s), null if it is not.
@@ -397,9 +415,11 @@ const weightsTemplate = `{{define "weights"}}ARRAY(
                     LIMIT $5::int) r
             ORDER BY r.pos){{end}}`
 
-const claimParts = throttledTemplate + delayedTemplate + weightsTemplate
+const claimParts = lockSoloTemplate + answerTemplate + tokensTemplate + throttledTemplate + delayedTemplate +
+	weightsTemplate
 
 var (
+	oneLane     = template.Must(template.New("claim, one lane").Parse(claimParts + oneLaneTemplate))
 	deleteFirst = template.Must(template.New("claim, delete first").Parse(claimParts + deleteFirstTemplate))
 	lockFirst   = template.Must(template.New("claim, lock first").Parse(claimParts + lockFirstTemplate))
 )
@@ -422,7 +442,7 @@ type claimStatements struct {
 }
 
 var claimTexts = claimStatements{
-	oneLane:            oneLaneSQL,
+	oneLane:            claimSQL(oneLane, claimOptions{}),
 	deleteFirst:        claimSQL(deleteFirst, claimOptions{}),
 	deleteFirstLimited: claimSQL(deleteFirst, claimOptions{Limited: true}),
 	lockFirst:          claimSQL(lockFirst, claimOptions{}),
@@ -431,26 +451,3 @@ var claimTexts = claimStatements{
 	weighed:            claimSQL(lockFirst, claimOptions{Limited: true, Weighed: true}),
 	weighedKeyed:       claimSQL(lockFirst, claimOptions{Limited: true, Weighed: true, Keyed: true}),
 }
-
-// claimGroupsSQL reads the entries of groups that a claim has locked: keys $2 with tokens $3, at most $4
-// entries of each and no more than the claim counted and charged, though others may have been committed since
-// with lower ids. A group without entries has one row without an entry: those that the claim counted had
-// ended, or the key is blocked. A claim may take a blocked key, for its snapshot or a later push may show a ready
-// row; none is left when the lock has been handed back. An entry that is heavier than those that the claim counted
-// has a row as well, and ends the cover of the lock.
-const claimGroupsSQL = `
-SELECT l.token, e.id AS entry_id, e.attempt, e.crashes, e.may_have_run, coalesce(e.cost, 0) AS cost, e.name, e.trace,
-       e.callback, e.payload,
-       date_part('epoch', statement_timestamp() - e.created_at) AS waited,
-       date_part('epoch', e.start_by - clock_timestamp()) AS start_in,
-       date_part('epoch', e.finish_by - clock_timestamp()) AS finish_in, e.row AS entry_tid, l.entry_count,
-       coalesce(e.weight > l.weight, false) AS heavier
-  FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
- CROSS JOIN LATERAL (
-       SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
-  LEFT JOIN LATERAL (
-       SELECT ctid AS row, * FROM penstock.entry_X
-        WHERE lock_key = l.lock_key AND penstock.claimable(status, priority) AND id <= l.last_entry_id
-          AND (SELECT b.entry_id FROM penstock.blocked_key b
-                WHERE b.queue_id = $1 AND b.lock_key = l.lock_key) IS NULL
-        ORDER BY id LIMIT least($4::int, l.entry_count)) e ON true`
