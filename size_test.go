@@ -92,7 +92,6 @@ var wideSQL = map[string]int{
 	"gateway.sql":      6,
 	"inference.sql":    5,
 	"instances.sql":    2,
-	"limits.sql":       4,
 	"lock_keys.sql":    1,
 	"ondemand.sql":     2,
 	"operations.sql":   1,

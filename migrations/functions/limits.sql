@@ -1,14 +1,17 @@
 -- Concurrency limits, rate limits and quotas: their definition, and how claims check and charge them.
 --
--- Limits that are far from binding are not counted at each claim: the tokens of locks bound their number.
+-- Limits that are far from binding are not counted at each claim: the tokens of locks bound their number (ADR 12).
 --
--- Every lock takes a token of its own from one sequence. A session that counts the use of a limit while no
--- claim under it is in flight, at token t, has a bound for later: however many claimers there are, until the
--- sequence has reached t + n no more than n locks can have been added. So with u units in use and at most w
--- units a lock, locks with tokens up to t + (max_units - u) / w need not be counted. That token is uncounted_to.
--- A lock of an entry with a weight draws as many tokens, and has the last of them: it is as many locks of weight 1, of
--- which each has w units.
--- A claim checks that the sequence is before it, and is undone if it drew a token beyond it (charge_lanes).
+-- Every lock takes a token of its own from one sequence. Suppose that a session counts the use of a limit, while no
+-- claim under it is in flight, when the last token drawn is t: u units are in use, and a lock takes w units at most.
+-- However many claimers there are, until the sequence has reached t + n no more than n locks can have been added. So
+-- locks with tokens up to
+--
+--     uncounted_to = t + (max_units - u) / w
+--
+-- need not be counted. A lock of an entry with a weight draws as many tokens, and has the last of them: it is as many
+-- locks of weight 1, of which each has w units at most (ADR 39).
+-- A claim checks that the sequence is before that token, and is undone if it drew one beyond it (charge_lanes).
 --
 -- No claim is in flight while a session has the limit's advisory lock exclusively: claims that do not count
 -- share it until they have committed, one that counts has it exclusively. PL/pgSQL takes a new snapshot for each
@@ -18,6 +21,7 @@
 --
 -- As long as max_units and units are unchanged, the token only grows: a count at t' finds at most u + (t' - t) * w
 -- units in use, so that an older one is never wrong. A change sets it to 0 behind the same lock, exclusively.
+-- models/limit.pml is a model of it.
 
 -- limit_lock is the key of the advisory lock of a limit: claims that do not count share it until
 -- they have committed, one that counts has it exclusively.
@@ -34,29 +38,31 @@ CREATE OR REPLACE FUNCTION penstock.limit_lock(id integer) RETURNS bigint
 CREATE OR REPLACE FUNCTION penstock.lock_all_limits() RETURNS void LANGUAGE sql
     AS $$ SELECT pg_advisory_xact_lock(hashtextextended('penstock limits', 0)) $$;
 
--- lane_headroom returns whether a claim of a lane may go on that assumes these limits of its queue (known, in
--- order of id) and this rate kind (rate_kind, see queue_rate_kind), the headroom of its flow in locks, and in
--- entries together, and the wait (s) where a token bucket has none. No lock may have a token above
--- uncounted_to, which charge_lanes checks.
--- ok is false while another claim has a limit exclusively, or where the assumed limits are stale:
--- read the queue again and retry. Limits with a rate are locked exclusively, since a bucket is read
--- here and written later (see charge_lanes). Limits for each lock key do not bind the lane (see
--- key_headroom). Without a flow it is about several lanes: the use of each flow is not counted then,
--- nor are the buckets of flows read. Where a queue-wide limit has no headroom, uncounted_to is 0.
--- weights are those of the first ready rows of the lane, in their order, and null for a queue that is not weighed: all
--- are 1 then. The headroom is the longest prefix of them that fits. A limit counts weights, a rate entries. A lock of
--- weight w draws w tokens, so that tokens bound units as they do without weights.
--- A lane whose first row does not fit waits in limit_wait, if locks under the limit may take different numbers of
--- units, by their weights or by the units of their queues: what comes free is kept for it. Lanes that wait come
--- one after another, by the time since which they wait, the same under every limit: the first of them waits for
--- none of the others, which get what those before them leave. Lanes whose first row takes the fewest units that a
--- lock of the limit can take wait only beside one whose first row takes more. Nothing is kept for a lane that no
--- claim tries for 3 s, that is empty, that has to wait for a rate, or whose first row is heavier than a limit;
--- with such a row the limits are not full for the other lanes.
+-- lane_headroom returns how many locks the limits of a queue leave to a claim of one lane, or of several lanes.
+--   in_flow    the flow of the lane. Null: the claim is of several lanes, and the use of single flows is not counted,
+--              nor are their buckets read (see flow_headroom)
+--   wanted     the locks that the claim asks for
+--   weights    of the first ready rows of the lane, in their order, 0 for one whose key is locked; null for a queue
+--              that is not weighed: all are 1 then. A limit counts weights, a rate entries
+--   known      the ids of the limits of the queue, in order, as the caller knows them
+--   rate_kind  their rate kind (see queue_rate_kind), as the caller knows it
+-- Returned are
+--   ok            false: the claim may not go on, and the rest means nothing. What the caller knows of the limits is
+--                 stale, and it reads the queue again; or another claim is in the way; or several lanes can only be
+--                 claimed from one by one
+--   locks         the headroom in locks: as many as the longest prefix of the weights that fits
+--   entries       the headroom of the rates, in entries together
+--   wait          seconds until a token bucket has enough, where one has too little; else 0
+--   uncounted_to  no lock may have a token above it (charge_lanes); 0 where a queue-wide limit has no headroom
+-- What is done depends on the limit:
+--   a rate for each lock key  nothing here: it does not bind the lane (see key_headroom)
+--   max_units, far away       no token that the claim may draw is above uncounted_to of the limit: it is not counted
+--   max_units, near           its use is counted, and what is kept for other lanes is left to them (see kept_units);
+--                             uncounted_to moves on where four claims like this one still fit
+--   a rate                    the bucket is read; charge_lanes writes it, so that the limit is locked exclusively
 -- Locks: the advisory lock of each known limit in order of id (try; shared, or exclusive with a
 -- rate); where locks must be counted, the same exclusively (try); the row of the limit (FOR NO KEY
--- UPDATE SKIP LOCKED); the row of limit_wait of the lane, which no other transaction has, since those that write rows
--- of the queue have a limit of it exclusively. It waits for none. The proof is at the top of this file.
+-- UPDATE SKIP LOCKED); those of await_units. It waits for none. The proof is at the top of this file.
 -- Callers: pkg/invalidation.
 -- SQLSTATE: PS006 the transaction is not read committed.
 CREATE OR REPLACE FUNCTION penstock.lane_headroom(queue integer, in_priority smallint, in_flow text, wanted integer,
@@ -66,50 +72,47 @@ CREATE OR REPLACE FUNCTION penstock.lane_headroom(queue integer, in_priority sma
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    l     record;
-    id    integer;
-    ids   integer[];
-    needs integer := 0;
-    room  integer := 2147483647; -- the sum of weights that fits
-    head  bigint := 1; -- the weight of the first row
-    draws bigint := wanted; -- tokens
-    used  bigint;
-    most  bigint; -- the largest of any flow, where the limit is per flow
-    kept  bigint; -- for lanes that wait longer
-    weighed boolean; -- some entry under the limit may have a weight
-    light   integer; -- the fewest units of a lock under the limit
-    large   integer; -- the most of one of weight 1
-    heavy   boolean; -- a lane waits for the limit whose first row takes more than the fewest
-    others  boolean; -- or, with a limit per flow, for that of another flow
-    asked   boolean := false; -- a limit was counted under which lanes may wait
-    short   boolean := false; -- and the first row does not fit
-    never   boolean := false; -- nor ever will
-    since   timestamptz; -- of the lane in limit_wait
-    tight      boolean := false; -- the first row does not fit a limit of all lanes
+    unlimited CONSTANT integer := 2147483647;
+    id         integer;
+    head       bigint := 1; -- the weight of the first row
+    draws      bigint := wanted; -- the most tokens that the claim can draw
+    l          record; -- a limit of the queue
+    ids        integer[]; -- of all of them
+    kind       integer := 0; -- their rate kind
+    counted    record; -- what is in use of a limit, see units_in_use
+    kept       bigint; -- units of it that are left to lanes that wait before this one
+    heavy      boolean; -- a lane with a heavy first row waits for the same units
+    others     boolean; -- or, with a limit per flow, for those of another flow
+    free       bigint; -- units of it that this lane may take; below 0 where more are in use than it permits
+    further    bigint; -- locks that fit whatever flow and queue they are of
+    fits       integer := unlimited; -- the sum of weights that fits under all limits
     queue_wide boolean := false; -- a limit of all lanes has no headroom
+    -- Of the lane, where lanes wait for units of some limit:
+    ordered    boolean := false; -- they do
+    since      timestamptz; -- when it began to wait; null if it does not
+    short      boolean := false; -- its first row does not fit, and is to wait
+    short_wide boolean := false; -- for units of a limit of all lanes
+    never_fits boolean := false; -- its first row is heavier than a limit
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         PERFORM penstock.need_read_committed();
     END IF;
-    IF weights IS NOT NULL THEN
-        SELECT coalesce(min(w) FILTER (WHERE i = first), 1), coalesce(nullif(sum(w), 0), wanted) INTO head, draws
-          FROM (SELECT w, i, min(i) FILTER (WHERE w > 0) OVER () AS first
-                FROM unnest(weights) WITH ORDINALITY u(w, i)) u;
-    END IF;
-    ok := true;
-    entries := 2147483647;
+    ok := false;
+    entries := unlimited;
     wait := 0;
     uncounted_to := 9223372036854775807;
+    IF weights IS NOT NULL THEN
+        SELECT coalesce((array_agg(w ORDER BY i) FILTER (WHERE w > 0))[1], 1), coalesce(nullif(sum(w), 0), wanted)
+          INTO head, draws FROM unnest(weights) WITH ORDINALITY u(w, i);
+    END IF;
+
     FOREACH id IN ARRAY known LOOP
-        IF rate_kind = 0 THEN
-            ok := ok AND pg_try_advisory_xact_lock_shared(penstock.limit_lock(id));
-        ELSE
-            ok := ok AND pg_try_advisory_xact_lock(penstock.limit_lock(id));
+        IF NOT (CASE WHEN rate_kind = 0 THEN pg_try_advisory_xact_lock_shared(penstock.limit_lock(id))
+                     ELSE pg_try_advisory_xact_lock(penstock.limit_lock(id)) END) THEN
+            RETURN; -- another claim has it exclusively
         END IF;
     END LOOP;
-    IF NOT ok THEN
-        RETURN;
-    END IF;
+
     -- Reads from here on are no older than the locks.
     FOR l IN SELECT g.*, u.units, u.weighed, t.last_value AS drawn, g.uncounted_to >= t.last_value + draws AS plenty,
                     coalesce((SELECT penstock.bucket_level(b.units, b.at, g.rate, g.burst) FROM penstock.bucket b
@@ -121,92 +124,113 @@ BEGIN
               WHERE u.queue_id = queue ORDER BY u.limit_id
     LOOP
         IF l.id <> ALL (known) OR l.weighed AND weights IS NULL THEN
-            ok := false;
-            RETURN;
+            RETURN; -- what the caller knows is stale
         END IF;
         ids := ids || l.id;
-        needs := greatest(needs, CASE WHEN l.per_key THEN 2 WHEN l.rate IS NOT NULL THEN 1 ELSE 0 END);
+        kind := greatest(kind, CASE WHEN l.per_key THEN 2 WHEN l.rate IS NOT NULL THEN 1 ELSE 0 END);
         CONTINUE WHEN l.per_key;
+
         IF l.plenty THEN
             uncounted_to := least(uncounted_to, l.uncounted_to);
         ELSIF l.max_units IS NOT NULL THEN
-            -- Another claim shares the limit.
-            IF in_flow IS NULL AND l.per_flow OR NOT pg_try_advisory_xact_lock(penstock.limit_lock(l.id)) THEN
-                ok := false;
-                RETURN;
+            IF in_flow IS NULL AND l.per_flow THEN
+                RETURN; -- each flow is counted by a claim of its own
+            ELSIF NOT pg_try_advisory_xact_lock(penstock.limit_lock(l.id)) THEN
+                RETURN; -- another claim shares the limit
             END IF;
-            IF l.per_flow THEN
-                SELECT coalesce(max(f.used) FILTER (WHERE f.flow = in_flow), 0), coalesce(max(f.used), 0),
-                       bool_or(f.weighed), min(f.light), max(f.large) INTO used, most, weighed, light, large
-                  FROM (SELECT k.flow, sum(u.units::bigint * k.weight) AS used, bool_or(u.weighed) AS weighed,
-                               min(u.units) AS light, max(u.units) AS large
-                          FROM penstock.limit_use u
-                          LEFT JOIN LATERAL (SELECT x.flow, x.weight FROM penstock.lock x
-                                             WHERE x.queue_id = u.queue_id OFFSET 0) k ON true
-                         WHERE u.limit_id = l.id GROUP BY k.flow) f;
-            ELSE
-                SELECT coalesce(sum(u.units * c.weight), 0), bool_or(u.weighed), min(u.units), max(u.units)
-                  INTO used, weighed, light, large
-                  FROM penstock.limit_use u
-                 CROSS JOIN LATERAL (SELECT sum(x.weight) AS weight FROM penstock.lock x
-                                     WHERE x.queue_id = u.queue_id OFFSET 0) c
-                 WHERE u.limit_id = l.id;
-                most := used;
-            END IF;
+            counted := penstock.units_in_use(l.id, l.per_flow, in_flow);
             kept := 0;
             heavy := false;
             others := false;
-            IF weighed OR light < large THEN
-                IF in_flow IS NULL THEN -- lanes wait one by one
-                    ok := false;
-                    RETURN;
+            IF counted.uneven THEN
+                IF in_flow IS NULL THEN
+                    RETURN; -- lanes wait one by one
                 END IF;
-                asked := true;
+                ordered := true;
                 since := penstock.waits_since(queue, in_priority, in_flow);
                 SELECT w.units, w.heavy, w.others INTO kept, heavy, others
                   FROM penstock.kept_units(l.id, l.per_flow, queue, in_priority, in_flow, head, since) w;
             END IF;
-            room := least(room, greatest(0, (l.max_units - used - kept) / l.units));
-            queue_wide := queue_wide OR NOT l.per_flow AND l.max_units - used - kept < l.units;
-            IF l.max_units - used - kept < head * l.units THEN
-                tight := tight OR NOT l.per_flow;
-                short := short OR head * l.units > light OR heavy;
-                never := never OR head * l.units > l.max_units;
+            free := l.max_units - counted.used - kept;
+            fits := least(fits, greatest(0, free / l.units));
+            queue_wide := queue_wide OR NOT l.per_flow AND free < l.units;
+            IF free < head * l.units THEN
+                short := short OR head * l.units > counted.fewest OR heavy;
+                short_wide := short_wide OR NOT l.per_flow;
+                never_fits := never_fits OR head * l.units > l.max_units;
             END IF;
-            most := (l.max_units - most) / large;
-            IF most >= 4 * draws AND NOT others THEN
+            further := (l.max_units - counted.peak) / counted.largest;
+            IF further >= 4 * draws AND NOT others THEN
                 -- An operator may have locked the row, and wait for the advisory lock that we have.
-                UPDATE penstock."limit" x SET uncounted_to = l.drawn + most
+                UPDATE penstock."limit" x SET uncounted_to = l.drawn + further
                  WHERE x.ctid = (SELECT y.ctid FROM penstock."limit" y WHERE y.id = l.id FOR NO KEY UPDATE SKIP LOCKED);
             END IF;
         END IF;
+
         IF l.rate IS NOT NULL AND (in_flow IS NOT NULL OR NOT l.per_flow) THEN
-            queue_wide := queue_wide OR NOT l.per_flow AND l.held < l.units;
             entries := least(entries, floor(greatest(0, l.held) / l.units));
             IF l.held < l.units THEN
                 wait := greatest(wait, penstock.bucket_wait(l.held, l.units, l.rate, l.burst));
+                queue_wide := queue_wide OR NOT l.per_flow;
             END IF;
         END IF;
     END LOOP;
-    IF weights IS NULL THEN
-        locks := least(room, entries);
-    ELSE
-        SELECT count(*) FILTER (WHERE p.upto <= room) INTO locks
+    ok := coalesce(ids = known AND kind = rate_kind, false);
+
+    locks := fits;
+    IF weights IS NOT NULL THEN
+        SELECT count(*) FILTER (WHERE p.upto <= fits) INTO locks
           FROM (SELECT sum(w) OVER (ORDER BY i) AS upto FROM unnest(weights) WITH ORDINALITY u(w, i)) p;
-        locks := least(entries, CASE WHEN locks < cardinality(weights) OR room < 1 THEN locks ELSE 2147483647 END);
-    END IF;
-    ok := coalesce(ids = known AND needs = rate_kind, false);
-    IF ok AND asked THEN
-        IF short AND NOT never AND wait = 0 THEN
-            short := CASE WHEN weights IS NULL THEN penstock.lane_has_rows(queue, in_priority, in_flow, wanted)
-                ELSE 0 < ANY (weights) END;
-            queue_wide := queue_wide OR tight AND short;
+        IF locks = cardinality(weights) AND fits > 0 THEN
+            locks := unlimited; -- no row is left out
         END IF;
-        PERFORM penstock.await_units(queue, in_priority, in_flow, head, since, short AND NOT never AND wait = 0,
-                                     never OR locks > 0);
+    END IF;
+    locks := least(locks, entries);
+
+    IF ok AND ordered THEN
+        short := short AND NOT never_fits AND wait = 0;
+        IF short THEN
+            short := CASE WHEN weights IS NULL THEN penstock.lane_has_rows(queue, in_priority, in_flow, wanted)
+                          ELSE 0 < ANY (weights) END;
+        END IF;
+        queue_wide := queue_wide OR short AND short_wide; -- what comes free is kept for this lane
+        PERFORM penstock.await_units(queue, in_priority, in_flow, head, since, short, never_fits OR locks > 0);
     END IF;
     IF queue_wide THEN
         uncounted_to := 0;
+    END IF;
+END $$;
+
+-- units_in_use counts the units of a limit that are in use, and says what a lock under it may take.
+--   used     units in use: if the limit is per flow, of in_flow
+--   peak     the same; if the limit is per flow, of the flow that uses most
+--   fewest, largest  the units of a lock of weight 1 of the queue under the limit with the fewest, and the most
+--   uneven   locks may take different numbers of units, by the weights of entries or the units of queues
+-- Locks: none. The caller has the advisory lock of the limit exclusively, or the count is old at once.
+-- Callers: lane_headroom.
+CREATE OR REPLACE FUNCTION penstock.units_in_use(of_limit integer, per_flow boolean, in_flow text,
+    OUT used bigint, OUT peak bigint, OUT fewest integer, OUT largest integer, OUT uneven boolean)
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF per_flow THEN
+        SELECT coalesce(max(f.units) FILTER (WHERE f.flow = in_flow), 0), coalesce(max(f.units), 0),
+               min(f.fewest), max(f.largest), bool_or(f.weighed) OR min(f.fewest) < max(f.largest)
+          INTO used, peak, fewest, largest, uneven
+          FROM (SELECT k.flow, sum(u.units::bigint * k.weight) AS units, bool_or(u.weighed) AS weighed,
+                       min(u.units) AS fewest, max(u.units) AS largest
+                  FROM penstock.limit_use u
+                  LEFT JOIN LATERAL (SELECT x.flow, x.weight FROM penstock.lock x
+                                     WHERE x.queue_id = u.queue_id OFFSET 0) k ON true
+                 WHERE u.limit_id = of_limit GROUP BY k.flow) f;
+    ELSE
+        SELECT coalesce(sum(u.units * k.weight), 0),
+               min(u.units), max(u.units), bool_or(u.weighed) OR min(u.units) < max(u.units)
+          INTO used, fewest, largest, uneven
+          FROM penstock.limit_use u
+         CROSS JOIN LATERAL (SELECT sum(x.weight) AS weight FROM penstock.lock x
+                             WHERE x.queue_id = u.queue_id OFFSET 0) k
+         WHERE u.limit_id = of_limit;
+        peak := used;
     END IF;
 END $$;
 
@@ -229,6 +253,24 @@ LANGUAGE sql VOLATILE AS $$
                            WHERE l.queue_id = $1 AND l.lock_key = r.lock_key) IS NULL)
 $$;
 
+-- Lanes that wait for units of limits (ADR 39).
+--
+-- Locks under a limit may take different numbers of units, by the weights of their entries or by the units of their
+-- queues (units_in_use: uneven). A row is heavy if it takes more units than the lightest lock can. What comes free
+-- one by one would go to other rows for ever: so a lane whose first row does not fit waits in limit_wait, and what
+-- comes free is kept for it. Lanes that wait come one after another, by the time since which they wait, the same under
+-- every limit: the first of them waits for none of the others, which get what those before them leave. By the first
+-- row of a lane:
+--
+--     it fits                            its lane waits no longer
+--     it is heavier than the limit       it never fits: its lane does not wait, and the limit is not full for others
+--     it does not fit, and it is heavy   its lane waits
+--     it does not fit, and is not heavy  its lane waits only beside one with a heavy row, that waits for the same
+--                                        units; it takes what comes otherwise
+--
+-- Nothing is kept for a lane that is empty, that has to wait for a rate, or that no claim has tried for 3 s. Only
+-- claims that count a limit of the queue, and so have it exclusively, write the rows of its lanes.
+
 -- waits_since returns since when a lane waits for units of the limits of its queue; null if it does not. A lane that no
 -- claim tries keeps its place for a minute, though no units after three seconds (see kept_units).
 -- Locks: none.
@@ -240,10 +282,9 @@ LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- kept_units returns the units of a limit that are kept for other lanes that wait before this one, whose first row
--- has the weight head and which has waited since then (null: it does not wait). A row is heavy that takes more
--- than the fewest units of a lock under the limit. heavy is whether another lane with a heavy first row waits for
--- the same units, others whether one waits for units of any flow. Where there is none, and the first row of this
--- lane is not heavy, nothing is kept: rows that take the fewest units take what comes. A row counts for 3 s; one
+-- has the weight head and which has waited since then (null: it does not wait). heavy is whether another lane with a
+-- heavy first row waits for the same units, others whether one waits for units of any flow. Where none waits for the
+-- same units, and the first row of this lane is not heavy, nothing is kept. A row of limit_wait counts for 3 s; one
 -- with a time farther ahead was written before the clock was set back.
 -- Locks: none.
 -- Callers: lane_headroom, limit_reasons.
@@ -251,25 +292,28 @@ CREATE OR REPLACE FUNCTION penstock.kept_units(limit_id integer, per_flow boolea
                                                flow text, head bigint,
     since timestamptz, OUT units bigint, OUT heavy boolean, OUT others boolean)
 LANGUAGE sql VOLATILE AS $$
-    SELECT CASE WHEN bool_or(w.asks OR w.same AND w.heavy)
+    SELECT CASE WHEN bool_or(w.this_heavy OR w.same AND w.heavy)
                 THEN coalesce(sum(w.units) FILTER (WHERE w.same AND w.before), 0) ELSE 0 END::bigint,
            coalesce(bool_or(w.same AND w.heavy), false), coalesce(bool_or(w.heavy), false)
-      FROM (SELECT m.asks, u.units::bigint * x.weight > m.light AS heavy, u.units::bigint * x.weight AS units,
-                   NOT $2 OR x.flow = $5 AS same,
-                   $7 IS NULL OR (least(x.since, m.now), x.queue_id, x.priority, x.flow) < (least($7, m.now), $3, $4, $5 COLLATE "C") AS before
-              FROM (SELECT clock_timestamp() AS now, min(o.units) AS light,
-                           $6 * max(o.units) FILTER (WHERE o.queue_id = $3) > min(o.units) AS asks
+      FROM (SELECT m.this_heavy, u.units::bigint * x.weight > m.fewest AS heavy, u.units::bigint * x.weight AS units,
+                   NOT $2 OR x.flow = $5 AS same, -- units that it waits for
+                   $7 IS NULL OR (least(x.since, m.now), x.queue_id, x.priority, x.flow)
+                                 < (least($7, m.now), $3, $4, $5 COLLATE "C") AS before
+              FROM (SELECT clock_timestamp() AS now, min(o.units) AS fewest,
+                           $6 * max(o.units) FILTER (WHERE o.queue_id = $3) > min(o.units) AS this_heavy
                       FROM penstock.limit_use o WHERE o.limit_id = $1 OFFSET 0) m
               JOIN penstock.limit_wait x ON x.until > m.now AND x.until <= m.now + interval '3 seconds'
               JOIN penstock.limit_use u ON u.queue_id = x.queue_id AND u.limit_id = $1
              WHERE (x.queue_id, x.priority, x.flow) <> ($3, $4, $5 COLLATE "C")) w
 $$;
 
--- await_units keeps the row of a lane in limit_wait, whose first row has the weight head: a lane that is short of units
--- waits; one that gets locks, or whose first row a limit never lets through, waits no longer (gone). Claims count from
--- then on.
--- Locks: the row of limit_wait; the rows of the limits (FOR NO KEY UPDATE SKIP LOCKED). lane_headroom has a limit of
--- the queue exclusively.
+-- await_units keeps the row of a lane in limit_wait, whose first row has the weight head and which has waited since
+-- then (null: it does not wait):
+--   short           the lane waits: its row begins, or is renewed, once a second at most, and claims count from then on
+--   not short, gone it waits no longer: it gets locks, or its first row never fits
+--   neither         the row is left to lapse
+-- Locks: the row of limit_wait, which no other transaction has; the rows of the limits (FOR NO KEY UPDATE SKIP LOCKED).
+-- lane_headroom has a limit of the queue exclusively.
 -- Callers: lane_headroom.
 CREATE OR REPLACE FUNCTION penstock.await_units(queue integer, in_priority smallint, in_flow text, head bigint,
                                                 since timestamptz,
@@ -291,11 +335,12 @@ BEGIN
            AND (w.until NOT BETWEEN now_at + interval '2 seconds' AND now_at + interval '3 seconds'
                 OR w.weight <> head);
         IF NOT FOUND THEN
-            RETURN;
+            RETURN; -- it was renewed less than a second ago
         END IF;
     ELSE
-        DELETE FROM penstock.limit_wait w
-         WHERE w.queue_id = queue AND w.until NOT BETWEEN now_at - interval '1 minute' AND now_at + interval '3 seconds';
+        DELETE FROM penstock.limit_wait w -- that have lapsed
+         WHERE w.queue_id = queue
+           AND w.until NOT BETWEEN now_at - interval '1 minute' AND now_at + interval '3 seconds';
         INSERT INTO penstock.limit_wait (queue_id, priority, flow, weight, since, until)
         VALUES (queue, in_priority, in_flow, head, now_at, now_at + interval '3 seconds');
     END IF;
@@ -314,18 +359,23 @@ LANGUAGE sql STABLE AS $$
     SELECT coalesce(max(CASE WHEN g.per_key THEN 2 WHEN g.rate IS NOT NULL THEN 1 ELSE 0 END), 0)
       FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id WHERE u.queue_id = queue
 $$;
-COMMENT ON FUNCTION penstock.queue_rate_kind IS 'rate kind of the limits of a queue: 0 without rates, 1 with some, 2 with rates for each lock key as well';
+COMMENT ON FUNCTION penstock.queue_rate_kind IS
+    'rate kind of the limits of a queue: 0 without rates, 1 with some, 2 with rates for each lock key as well';
 
--- bucket_level is the level of a token bucket that had these units at a time: rate units a second
--- flow in, and burst is its size. A time to come was written before the clock was set back: how long ago that is is not
--- known, and the bucket is full. It is inlined, so that no argument but a constant may be named twice.
+-- bucket_level is the level of a token bucket, of size burst, into which rate units a second flow, and which had these
+-- units at a time:
+--     least(burst, units + rate * seconds since then)
+-- A time to come was written before the clock was set back: how long ago that is is not known, and the bucket is full,
+-- as after an infinite time. The function is inlined, so that no argument but a
+-- constant may be named twice: what is below 0 seconds is made one number, then null, then infinite.
 -- Locks: none.
 -- Callers: lane_headroom, bucket_units, flow_headroom, key_headroom, charge_lanes; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.bucket_level(units double precision, at timestamptz, rate double precision,
                                                  burst double precision, moment timestamptz DEFAULT clock_timestamp())
     RETURNS double precision
 LANGUAGE sql AS $$
-    SELECT least($4, $1 + $3 * coalesce(nullif(greatest(extract(epoch FROM $5 - $2), -0.000001), -0.000001), 'Infinity')::double precision)
+    SELECT least($4, $1 + $3 * coalesce(nullif(greatest(extract(epoch FROM $5 - $2),
+                                                        -0.000001), -0.000001), 'Infinity')::double precision)
 $$;
 
 -- bucket_wait returns how long (s) a claim waits for a token bucket that holds less than it needs: until it holds that,
@@ -407,9 +457,11 @@ BEGIN
      GROUP BY k.pos, k.key;
 END $$;
 
--- charge_lanes takes the entries of a claim out of the token buckets of its queue: so many of each
--- flow, and of each lock key. It undoes a claim whose last token is above uncounted_to of
--- lane_headroom.
+-- charge_lanes ends a claim: it undoes one whose last token is above uncounted_to of lane_headroom, and takes the
+-- entries of the others out of the token buckets of the queue. flows and taken are how many entries it locked of each
+-- flow, keys and entries how many of each lock key, where a limit has a rate for each.
+-- A limit with a rate has one bucket, or one for each flow or each lock key. A bucket without a row is full: its row
+-- begins with the burst less the units taken. In a bucket with a row, the units are taken off the level of this moment.
 -- Locks: rows of bucket by limit and then by flow or lock key, so that two claims never deadlock.
 -- lane_headroom has locked the limits.
 -- Callers: pkg/invalidation.
