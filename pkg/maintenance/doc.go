@@ -32,6 +32,8 @@
 // leader as well. A pass fails where the database is unavailable or the term is over.
 //
 //	deadlines.go   promotes, expires, cancels and fails entries at their time
+//	deadlines_read.go  reads when that is, however many queues there are and however slow the database is
+//	overrun.go     reports entries that run long after their deadline
 //	misdated.go    makes entries due in time that were retried while the clock was ahead
 //	operations.go  steps bulk operations, and ends pauses
 //	retention.go   makes and drops partitions, deletes rows without a purpose
