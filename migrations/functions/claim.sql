@@ -1,4 +1,4 @@
--- Conditions of claims on entries and ready rows. Those on lanes are in throttle.sql and limits.sql.
+-- Conditions of claims on entries and ready rows. Those on lanes are in throttle.sql and headroom.sql.
 
 -- claimable is the part of the claim condition that concerns the entry itself: it is pending, and
 -- not disabled (priority -1). The predicate of the index of entries with a lock key is the same,
