@@ -79,7 +79,7 @@ func (t *laneTable) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 	var choices []choice
 	var lanes []*lane
 	for _, l := range t.awake {
-		refused := !l.claiming && l.refusedIn != epoch{} && l.resting(now, t.epoch)
+		refused := l.lease == nil && l.rest.refused() && l.rest.lasts(now, t.epoch)
 		if p, asks := asked[l.key.queue]; asks && !refused && t.open(l, now) {
 			choices = append(choices, choice{
 				l.key.queue, l.Lane.Priority, slices.Contains(p.flows, l.Lane.Flow), p.maxWait, l.passed,

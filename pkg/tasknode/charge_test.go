@@ -120,7 +120,7 @@ func TestGroupIsChargedEntryByEntry(t *testing.T) {
 			return nil, nil
 		})
 		group.queue.Config.QuantumTime = time.Hour
-		lease := &laneLease{leased: leased{served: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}}
+		lease := &laneLease{servedLane: servedLane{served: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}}
 		answer := &claimAnswer{node: n, start: time.Now(), reserved: reservation{node: n, queue: group.served, locks: 1}}
 		answer.accept(lease, []*invalidation.Lock{group.lock})
 		n.process(n.waiting.next())
@@ -143,7 +143,7 @@ func TestEntriesThatRunTogetherAreChargedOnce(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			return make([]invalidation.BatchAnswer, len(runs))
 		})
-		lease := &laneLease{leased: leased{served: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}}
+		lease := &laneLease{servedLane: servedLane{served: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}}
 		answer := &claimAnswer{node: n, start: time.Now(), reserved: reservation{node: n, queue: group.served, locks: 1}}
 		answer.accept(lease, []*invalidation.Lock{group.lock})
 		n.process(n.waiting.next())
@@ -160,7 +160,7 @@ func TestALateClaimCostsItsFlowNothing(t *testing.T) {
 	n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
 	group := assigned(1, 2)
 	n.holdings.noteDone(group.served, 10*time.Second, 10, 10, true)
-	lease := &laneLease{leased: leased{served: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}}
+	lease := &laneLease{servedLane: servedLane{served: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}}
 	answer := &claimAnswer{
 		node: n, start: time.Now().Add(-time.Hour), reserved: reservation{node: n, queue: group.served, locks: 1},
 	}
@@ -194,7 +194,7 @@ func TestARunIsChargedWhatRunsOfItsQueueUse(t *testing.T) {
 						r.Charge(use)
 						return nil, nil
 					})
-					lease := &laneLease{leased: leased{served: j.served, queue: j.queue, handler: j.handler, lane: &lane{}}}
+					lease := &laneLease{servedLane: servedLane{served: j.served, queue: j.queue, handler: j.handler, lane: &lane{}}}
 					answer := &claimAnswer{node: n, start: time.Now(), reserved: reservation{node: n, queue: j.served, locks: 1}}
 					answer.accept(lease, []*invalidation.Lock{j.lock})
 					answer.enqueue()

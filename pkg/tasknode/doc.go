@@ -16,7 +16,11 @@
 //
 //	node.go, config.go      the node: its settings, its start and its end
 //	register.go             the row of the node, and the queues that it serves
-//	lanes.go                the table of lanes; lane.go and lane_lease.go are the state of one lane
+//	lanes.go                the table of lanes
+//	lane.go                 the state of one lane
+//	lane_lease.go           its lease, and the ways in which one ends
+//	lane_rest.go            for how long it is not claimed from
+//	lane_marks.go           the positions at which its claims begin
 //	poll.go                 finds lanes that have work
 //	rank.go, affinity.go    which lane is claimed from first; giveway.go: which groups give way to others
 //	holdings.go             counts what the node holds, and how long runs take
@@ -71,8 +75,8 @@
 //
 // Where the reason of a refused or limited lane holds for its queue, all lanes of the queue rest.
 //
-// A lane that was refused is wanted: a running group whose lane ranks behind it gives way after its present entry, and
-// is released at its old position.
+// A lane that was refused, or limited by locks, wants what running jobs have: a running group whose lane ranks behind
+// it gives way after its present entry, and is released at its old position (giveway.go).
 //
 // # What bounds the node
 //

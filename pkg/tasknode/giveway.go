@@ -2,34 +2,62 @@ package tasknode
 
 import (
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/pkg/fairness"
 )
 
+// A lane wants what running jobs have from when it is refused that until it gets it:
+//
+//	wants nothing ──1──► wants ──2──► granted
+//	      ▲                │ ▲            │
+//	      └───────4────────┘ └─────3──────┘
+//
+//	1  it was refused: for want of a permit of the node, by a gate, or by a limit on locks
+//	2  a group gave way to it, whose lane ranks behind it: it is leased before any other lane, if it does not rest
+//	3  giveWayEvery is over
+//	4  a claim brought a lock of it, it is asleep, or it was not refused again for wantedFor; a granted one as well
 const (
-	// wantedFor is for how long a lane counts as wanted after it was refused. It is tried again more often than that.
+	// wantedFor is for how long a lane wants what it was refused. It is tried again more often than that.
 	wantedFor = time.Second
 	// giveWayEvery is the time between two groups that give way to one lane: by then it was claimed from, or refused
 	// again.
 	giveWayEvery = 50 * time.Millisecond
 )
 
-// wanted notes that a lane was refused for want of something that a running job has: a permit of the node, or
-// what all jobs of the queue share.
-func (t *laneTable) wanted(l *lane, permit bool, now time.Time) {
-	l.wantedAt, l.wantsPermit = now, permit
-	if l.awake > 0 && !slices.Contains(t.want, l) {
-		t.want = append(t.want, l)
-		t.anyWanted.Store(true)
+// want is what a lane was refused last.
+type want struct {
+	at        time.Time // when it was refused
+	permit    bool      // a permit of the node; else what the jobs of its queue share
+	gaveWayAt time.Time // when a group gave way to the lane last
+}
+
+// wants are the lanes that want what running jobs have. They are guarded by laneTable.mu.
+type wants struct {
+	lanes []*lane
+	any   atomic.Bool // lanes is not empty: it is asked without mu, between all entries of groups
+}
+
+func (w *wants) add(l *lane) {
+	if !slices.Contains(w.lanes, l) {
+		w.lanes = append(w.lanes, l)
+		w.any.Store(true)
 	}
 }
 
-// unwant notes that a lane got what it wanted, or has no work.
-func (t *laneTable) unwant(l *lane) {
-	if i := slices.Index(t.want, l); i >= 0 {
-		t.want = slices.Delete(t.want, i, i+1)
-		t.anyWanted.Store(len(t.want) > 0)
+func (w *wants) remove(l *lane) {
+	if i := slices.Index(w.lanes, l); i >= 0 {
+		w.lanes = slices.Delete(w.lanes, i, i+1)
+		w.any.Store(len(w.lanes) > 0)
+	}
+}
+
+// want notes that a lane was refused what running jobs have: a permit of the node, or what all jobs of the queue share.
+func (t *laneTable) want(l *lane, permit bool, now time.Time) {
+	l.want.at, l.want.permit = now, permit
+	if l.awake > 0 {
+		t.wants.add(l)
 	}
 }
 
@@ -38,23 +66,23 @@ func (t *laneTable) unwant(l *lane) {
 // quantum. A lane that holds locks here is given way to only by one that would still have as many, so that two
 // lanes do not pass a lock to and fro.
 func (t *laneTable) givesWay(own *lane, held func(laneKey) int, now time.Time) bool {
-	if !t.anyWanted.Load() {
+	if !t.wants.any.Load() {
 		return false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	candidates := append(make([]*fairness.Candidate, 0, 1+len(t.want)), &own.Candidate)
-	lanes := append(make([]*lane, 0, 1+len(t.want)), own)
+	candidates := append(make([]*fairness.Candidate, 0, 1+len(t.wants.lanes)), &own.Candidate)
+	lanes := append(make([]*lane, 0, 1+len(t.wants.lanes)), own)
 	mine := held(own.key)
-	for _, l := range slices.Clone(t.want) {
-		if now.Sub(l.wantedAt) > wantedFor {
-			t.unwant(l)
+	for _, l := range slices.Clone(t.wants.lanes) {
+		if now.Sub(l.want.at) > wantedFor {
+			t.wants.remove(l)
 			continue
 		}
 		theirs := held(l.key)
 		fewer := theirs == 0 || theirs+1 < mine
-		open := !l.claiming && now.Sub(l.gaveWayAt) > giveWayEvery
-		if l != own && open && (l.wantsPermit || l.key.queue == own.key.queue) && fewer {
+		open := l.lease == nil && now.Sub(l.want.gaveWayAt) > giveWayEvery
+		if l != own && open && (l.want.permit || l.key.queue == own.key.queue) && fewer {
 			l.Taken = false // as it was when its thread took it
 			candidates, lanes = append(candidates, &l.Candidate), append(lanes, l)
 		}
@@ -67,7 +95,7 @@ func (t *laneTable) givesWay(own *lane, held func(laneKey) int, now time.Time) b
 	if len(first) == 0 || first[0] == 0 {
 		return false
 	}
-	lanes[first[0]].gaveWayAt = now
+	lanes[first[0]].want.gaveWayAt = now
 	return true
 }
 
@@ -75,8 +103,9 @@ func (t *laneTable) givesWay(own *lane, held func(laneKey) int, now time.Time) b
 // is for that lane. The ranking alone could give it back to the lane of the group, whose charge for entries
 // that have not run is returned.
 func (t *laneTable) granted(now time.Time) *lane {
-	for _, l := range t.want {
-		if now.Sub(l.gaveWayAt) <= giveWayEvery && !l.claiming && !l.resting(now, t.epoch) && t.open(l, now) {
+	for _, l := range t.wants.lanes {
+		granted := now.Sub(l.want.gaveWayAt) <= giveWayEvery
+		if granted && l.lease == nil && !l.rest.lasts(now, t.epoch) && t.open(l, now) {
 			return l
 		}
 	}
@@ -86,5 +115,5 @@ func (t *laneTable) granted(now time.Time) *lane {
 // inTurn says that a lane was refused of late for want of what the jobs of its queue share. Then no lane is
 // claimed from while one that ranks before it is: it could take what came free for that one.
 func (t *laneTable) inTurn() bool {
-	return t.anyWanted.Load() && slices.ContainsFunc(t.want, func(l *lane) bool { return !l.wantsPermit })
+	return t.wants.any.Load() && slices.ContainsFunc(t.wants.lanes, func(l *lane) bool { return !l.want.permit })
 }

@@ -114,7 +114,7 @@ func TestTheFirstJobsOfTheLineStayInIt(t *testing.T) {
 		w := newWaiting(2)
 		for i := range urgent + others {
 			w.add(i < urgent, &job{
-				leased: leased{lane: &lane{}}, since: now.Add(-age),
+				servedLane: servedLane{lane: &lane{}}, since: now.Add(-age),
 				lock: &invalidation.Lock{ClaimedAt: now.Add(-time.Hour)}, // the claim waited in the database
 			})
 		}

@@ -11,7 +11,7 @@ import (
 
 // job is a lock on its way through the node: claimed, waiting for a thread, running, settled.
 type job struct {
-	leased
+	servedLane
 	lock     *invalidation.Lock
 	reserved reservation // of this lock
 	losses   int64       // of the node's lease, before the claim
@@ -135,7 +135,7 @@ func (a *claimAnswer) jobs(l *laneLease, locks []*invalidation.Lock) (jobs []*jo
 	jobs = make([]*job, len(locks))
 	for i, lock := range locks {
 		j := &job{
-			leased: l.leased, lock: lock, reserved: a.reserved.part(1), losses: a.losses, since: now,
+			servedLane: l.servedLane, lock: lock, reserved: a.reserved.part(1), losses: a.losses, since: now,
 			traced: a.traced.another(),
 		}
 		j.charged = estimate(lock.Entries[:j.perRun()], use)

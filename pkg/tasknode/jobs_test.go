@@ -26,8 +26,8 @@ func assigned(ids ...invalidation.EntryID) *job {
 		lock.Entries = append(lock.Entries, invalidation.Entry{ID: id})
 	}
 	q := &invalidation.Queue{ID: 1}
-	from := leased{queue: q, served: &servedQueue{queue: q}, lane: &lane{key: laneKey{queue: 1}}, ranked: fairness.Candidate{Queue: q}}
-	return &job{leased: from, lock: lock}
+	from := servedLane{queue: q, served: &servedQueue{queue: q}, lane: &lane{key: laneKey{queue: 1}}, ranked: fairness.Candidate{Queue: q}}
+	return &job{servedLane: from, lock: lock}
 }
 
 // last is an ending as the last one of its lock.

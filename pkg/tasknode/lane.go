@@ -7,42 +7,27 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// lane is a lane as the table remembers it.
+// lane is a lane as the table remembers it. It is in one of the states that the comment of the package draws:
+//
+//	asleep  awake is 0, and lease is nil
+//	awake   awake is greater than 0, and lease is nil. It is leased when rest is over, or early
+//	leased  lease is not nil. It stays in laneTable.awake, unless its queue leaves the node
 type lane struct {
-	fairness.Candidate
-	key             laneKey
-	lowWater        int64 // position at which the next claim begins
-	stuck           int64 // position before which are rows that could not be claimed: the next claim begins behind them
-	awake           int   // index in laneTable.awake, from 1; 0: it is asleep, no work is known
-	hinted          bool  // pushes to it are hinted at, as far as one can tell
-	heard           bool  // a hint came since the last claim began
-	claiming        bool  // a scheduling thread is in it
-	arrivedPosition int64 // the first ready row that was noted while a thread was in it; 0: none
-	large           bool  // the last claim of it did not come to its end
-	fruitless       bool  // a claim was, and none since brought a lock, see claimEnd.fruitless
-	contentions     int   // how often in a row another claimer was in it, or had a row of it
-	behind          int64 // position from which on rows were left that could not be swept either; 0: none
-	retryAt         time.Time
-	refusedIn       epoch         // in which it was refused or limited; zero: it was not, or has been tried again
-	headAt          time.Time     // when it was last scanned from its beginning
-	headCost        time.Duration // how long that took
-	passed          time.Time     // since when others are preferred to it; zero: they are not
+	fairness.Candidate // as it is ranked
+	key                laneKey
 
-	wantedAt    time.Time // when it was refused last, see laneTable.wanted
-	gaveWayAt   time.Time // when a group gave way to it last
-	wantsPermit bool      // a permit of the node was missing; else what the jobs of its queue share
+	awake int        // its number in laneTable.awake, from 1; 0: it is asleep, no work is known
+	lease *laneLease // nil: no scheduling thread is in it
+	rest  rest       // as its last lease left it
+	want  want       // what it was refused last
+
+	marks       marks     // where its claims begin
+	hinted      bool      // pushes to it are hinted at, as far as one can tell
+	large       bool      // the last claim of it did not come to its end
+	fruitless   bool      // a claim was, and none since brought a lock, see claimEnd.fruitless
+	contentions int       // how often in a row another claimer was in it, or had a row of it
+	passed      time.Time // since when others are preferred to it; zero: they are not
 }
-
-// claimOverlap is how many positions before its low-water mark a claim begins. A push that took its positions and
-// committed after the next ones is there: a batch of pushes (group commit) has up to 500 entries or a little more, and
-// two of them are under way. So few positions cost next to nothing even where their rows are dead; with 100, pushes of
-// 20 by 40 callers waited for up to 1 s, with 1000 for 70 ms. What came later still, or came back, is met when the lane
-// is scanned from its beginning.
-const claimOverlap = 1000
-
-// headEvery is how often a lane is scanned from its beginning, for rows that came in behind the low-water mark.
-// Where dead rows make that dear, it may take 3 % of the time and no more.
-func (l *lane) headEvery() time.Duration { return max(time.Second, 33*l.headCost) }
 
 // moved notes where the lane begins now.
 func (l *lane) moved(head int64) {
@@ -52,14 +37,9 @@ func (l *lane) moved(head int64) {
 	l.Head = head
 }
 
-// resting says that the lane is not to be tried yet.
-func (l *lane) resting(now time.Time, present epoch) bool {
-	return now.Before(l.retryAt) && (l.refusedIn == epoch{} || !l.refusedIn.over(present))
-}
-
 // elsewhere says that another node was in the lane a moment ago.
 func (l *lane) elsewhere(now time.Time) bool {
-	return l.contentions > 0 && l.refusedIn == epoch{} && now.Before(l.retryAt)
+	return l.contentions > 0 && !l.rest.refused() && now.Before(l.rest.until)
 }
 
 // backOff counts a contention, and returns for how long to leave the lane: 2 ms, doubled each time up to 64 ms.
@@ -75,11 +55,4 @@ const few = 10
 // as what came before was, or found by the next poll. Where no hints come, and much comes, the next claim finds out.
 func (l *lane) leftRows(c *invalidation.Claimed) bool {
 	return c.Scanned > 0 && (!c.Drained || (!l.hinted && c.Scanned >= few))
-}
-
-// rewind moves the low-water mark back to the first row that was left behind it: a transaction had the row, or its key,
-// locked for a moment. It returns after how long to try.
-func (l *lane) rewind() time.Duration {
-	l.lowWater, l.stuck, l.behind = min(l.lowWater, l.behind), min(l.stuck, l.behind), 0
-	return l.backOff()
 }

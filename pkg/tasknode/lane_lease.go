@@ -12,16 +12,20 @@ import (
 // node claims from it. One of three methods of the table ends it: end after a claim, endRefused and endUnclaimed
 // without one. Their cases are the rows of the table in doc.go.
 type laneLease struct {
-	leased
-	from      int64
-	fromHead  bool
+	servedLane
+	from      int64 // position at which the claim begins
+	fromHead  bool  // that is the head of the lane
 	fruitless bool  // as lane.fruitless was when the lease began
 	began     epoch // in which the lease began: what comes free during the claim must not be missed
+
+	// What came during the lease, which the claim may have been too early to see. Guarded by laneTable.mu.
+	heard   bool  // a hint, or a key that is ready again
+	arrived int64 // the first of the positions at which ready rows were noted; 0: none was
 }
 
-// leased is a lane with what is known of it when its lease begins: a job of the lane has this until it ends, whatever
+// servedLane is a lane with what is known of it when a lease begins: a job of the lane has this until it ends, whatever
 // the queues are by then.
-type leased struct {
+type servedLane struct {
 	lane    *lane
 	ranked  fairness.Candidate // the lane as it was ranked
 	served  *servedQueue
@@ -31,17 +35,22 @@ type leased struct {
 
 // lease begins the lease of a lane.
 func (t *laneTable) lease(l *lane, now time.Time) *laneLease {
-	l.claiming, l.heard, l.arrivedPosition = true, false, 0
 	s := t.queues[l.key.queue]
 	s.last, l.Queue = l, s.queue
 	v := &laneLease{
-		leased: leased{lane: l, ranked: l.Candidate, served: s, queue: s.queue, handler: s.handler},
-		from:   max(l.stuck, l.lowWater-claimOverlap), fruitless: l.fruitless, began: t.epoch,
+		servedLane: servedLane{lane: l, ranked: l.Candidate, served: s, queue: s.queue, handler: s.handler},
+		fruitless:  l.fruitless, began: t.epoch,
 	}
-	if now.Sub(l.headAt) > l.headEvery() {
-		v.from, v.fromHead = 0, true
-	}
+	v.from, v.fromHead = l.marks.next(now)
+	l.lease = v
 	return v
+}
+
+// hear notes that there may be work which the claim that is under way, if one is, was too early to see.
+func (l *lane) hear() {
+	if l.lease != nil {
+		l.lease.heard = true
+	}
 }
 
 // claimEnd is how a claim ended in one of its lanes.
@@ -64,44 +73,55 @@ func (e *claimEnd) fruitless() bool { return e.missed() && len(e.answer.Locks) =
 // refusedRest is for how long a lane rests that was refused, or whose claim ended in an error.
 const refusedRest = 200 * time.Millisecond
 
-// end ends the lease of a lane that was claimed from.
+// end ends the lease of a lane that was claimed from. Each case is a row of the table in doc.go.
 func (t *laneTable) end(v *laneLease, e claimEnd, now time.Time, jitter func(time.Duration) time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	l, c := v.lane, &e.answer
+	after := func(d time.Duration) rest { return rest{until: now.Add(jitter(d))} }
 	if e.complete() {
 		t.top = max(t.top, c.LowWater)
 		v.advance(&e, t.top, now)
 		if len(c.Locks) > 0 {
-			t.unwant(l)
+			t.wants.remove(l)
 		}
 	}
 	switch {
 	case e.err != nil: // failed
-		t.rest(v, now.Add(jitter(refusedRest)))
-	case c.TryLater:
+		t.leave(v, after(refusedRest))
+	case c.TryLater: // contended
 		// The other claimer leaves the lane within a few milliseconds, but others may come.
-		t.rest(v, now.Add(jitter(l.backOff())))
-	case c.Limited:
-		// A bucket fills at a known time; a lock of another node ends at an unknown one.
-		wait := jitter(max(time.Millisecond, min(cmp.Or(c.Wait, 50*time.Millisecond), time.Minute)))
-		t.refuse(v, now.Add(wait), c.Wait == 0)
-		if c.QueueWide { // the wait may be that of the flow alone
-			v.refuseQueue(now.Add(min(wait, time.Second)))
-		}
-		if c.Wait == 0 {
-			t.wanted(l, false, now)
-		}
-	case l.leftRows(c):
-		t.leave(v, true)
-	case l.behind != 0: // rewound
-		t.rest(v, now.Add(jitter(l.rewind())))
-	case c.DelayedFor > 0:
+		t.leave(v, after(l.backOff()))
+	case c.Limited: // limited
+		t.endLimited(v, c, now, jitter)
+	case l.leftRows(c): // left rows
+		t.leave(v, rest{})
+	case l.marks.left != 0: // rewound
+		l.marks.rewind()
+		t.leave(v, after(l.backOff()))
+	case c.DelayedFor > 0: // delayed
 		l.contentions = 0
-		t.rest(v, now.Add(jitter(min(c.DelayedFor, 100*time.Millisecond))))
+		t.leave(v, after(min(c.DelayedFor, 100*time.Millisecond)))
 	default: // drained
 		l.contentions = 0
-		t.leave(v, false)
+		t.leaveDrained(v)
+	}
+}
+
+// endLimited ends the lease of a lane in which a limit of its queue left no headroom.
+func (t *laneTable) endLimited(
+	v *laneLease, c *invalidation.Claimed, now time.Time, jitter func(time.Duration) time.Duration,
+) {
+	// A bucket fills at a known time; a lock of another node ends at an unknown one.
+	wait := jitter(max(time.Millisecond, min(cmp.Or(c.Wait, 50*time.Millisecond), time.Minute)))
+	if byLocks := c.Wait == 0; byLocks {
+		t.leave(v, rest{now.Add(wait), v.began})
+		t.want(v.lane, false, now)
+	} else {
+		t.leave(v, rest{now.Add(wait), epoch{changed: v.began.changed}})
+	}
+	if c.QueueWide { // the wait may be that of the flow alone
+		v.restQueue(now.Add(min(wait, time.Second)))
 	}
 }
 
@@ -111,16 +131,16 @@ func (t *laneTable) endRefused(
 ) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.wanted(v.lane, why == refusedThreads, now)
+	t.want(v.lane, why == refusedThreads, now)
 	if why == refusedThreads {
 		// It stays first for what comes free: no other lane may be let in before it.
-		t.leave(v, true)
+		t.leave(v, rest{})
 		return
 	}
 	again := now.Add(jitter(refusedRest))
-	t.refuse(v, again, true)
+	t.leave(v, rest{again, v.began})
 	if why == refusedByLimit {
-		v.refuseQueue(again)
+		v.restQueue(again)
 	}
 }
 
@@ -128,70 +148,40 @@ func (t *laneTable) endRefused(
 func (t *laneTable) endUnclaimed(v *laneLease) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.leave(v, true)
+	t.leave(v, rest{})
 }
 
-// leave ends a lease: the lane is awake or asleep then. A hint that came during the lease may be about what the claim
-// could not see yet: it leaves the lane awake.
-func (t *laneTable) leave(v *laneLease, awake bool) {
-	l := v.lane
-	l.claiming, l.retryAt, l.refusedIn = false, time.Time{}, epoch{}
-	if awake || l.heard {
-		t.wake(l)
-	} else {
-		t.sleep(l)
+// leave ends a lease: the lane is awake, and rests.
+func (t *laneTable) leave(v *laneLease, r rest) {
+	v.lane.lease, v.lane.rest = nil, r
+	t.wake(v.lane)
+}
+
+// leaveDrained ends a lease after which the lane is asleep. A hint that came during the lease may be about what the
+// claim could not see yet: it leaves the lane awake.
+func (t *laneTable) leaveDrained(v *laneLease) {
+	if v.heard {
+		t.leave(v, rest{})
+		return
 	}
+	v.lane.lease, v.lane.rest = nil, rest{}
+	t.sleep(v.lane)
 }
 
-// rest ends a lease: the lane is awake, and tried again from a time on.
-func (t *laneTable) rest(v *laneLease, until time.Time) {
-	t.leave(v, true)
-	v.lane.retryAt = until
-}
+// restQueue has all lanes of the queue rest, which would be refused as well, until something comes free: the answer of
+// a claim does not tell a rate of the queue from one of the flow beside a limit of the queue.
+func (v *laneLease) restQueue(until time.Time) { v.served.rest = rest{until, v.began} }
 
-// refuse ends a lease as rest does, but the lane is tried again earlier if the limits change, or units return to token
-// buckets, and, unless it waits for a rate or a throttling, if something comes free.
-func (t *laneTable) refuse(v *laneLease, until time.Time, untilFreed bool) {
-	t.rest(v, until)
-	v.lane.refusedIn = v.began
-	if !untilFreed {
-		v.lane.refusedIn.freed = 0
-	}
-}
-
-// refuseQueue notes that all lanes of the queue would be refused as well, until something comes free: the answer of a
-// claim does not tell a rate of the queue from one of the flow beside a limit of the queue.
-func (v *laneLease) refuseQueue(until time.Time) {
-	v.served.retryAt, v.served.refusedIn = until, v.began
-}
-
-// advance moves the lane's low-water mark behind the rows that a claim scanned; top is the last position that is known
-// of any lane.
+// advance notes what a claim scanned; top is the last position that is known of any lane.
 func (v *laneLease) advance(e *claimEnd, top int64, now time.Time) {
 	l, c := v.lane, &e.answer
-	if v.fromHead {
-		l.headAt, l.headCost = now, e.took
-	}
-	if e.missed() && (l.behind == 0 || v.from < l.behind) {
-		l.behind = max(1, v.from)
-	}
+	l.marks.advance(v, e, now)
 	if len(c.Locks) > 0 {
 		l.contentions = 0
 	}
 	l.fruitless = e.fruitless() || l.fruitless && len(c.Locks) == 0
 	if c.Scanned == 0 || len(c.Locks) > 0 {
 		l.passed = time.Time{}
-	}
-	switch {
-	case c.Scanned == 0:
-	case len(c.Locks) == 0:
-		// What is left there (a key whose row a transaction holds) is met again when the lane is scanned from its head.
-		l.lowWater, l.stuck = c.LowWater+1, c.LowWater+1
-	default:
-		l.lowWater = c.LowWater
-	}
-	if at := l.arrivedPosition; at != 0 { // the claim may have been too early to see it
-		l.lowWater, l.stuck = min(l.lowWater, at), min(l.stuck, at)
 	}
 	if c.Drained || c.LowWater >= v.from { // else keys were met by a claim that leaves them to another
 		l.large = !c.Drained

@@ -80,11 +80,14 @@ func TestTheEndOfALeaseDecidesWhenTheLaneIsTriedAgain(t *testing.T) {
 				table.hint(1, &lane)
 			}
 			c.end(table, v, now)
-			rest := func(until time.Time) time.Duration { return max(0, until.Sub(now)) }
+			left := func(r rest) time.Duration { return max(0, r.until.Sub(now)) }
 			l, s := v.lane, table.queues[1]
-			got := outcome{l.awake == 0, rest(l.retryAt), rest(s.retryAt), l.refusedIn.freed != 0, slices.Contains(table.want, l)}
-			if l.claiming || got != c.want {
-				t.Errorf("leased %t, %+v, want %+v", l.claiming, got, c.want)
+			got := outcome{
+				l.awake == 0, left(l.rest), left(s.rest), l.rest.refusedIn.freed != 0,
+				slices.Contains(table.wants.lanes, l),
+			}
+			if l.lease != nil || got != c.want {
+				t.Errorf("leased %t, %+v, want %+v", l.lease != nil, got, c.want)
 			}
 		})
 	}

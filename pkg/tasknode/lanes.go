@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/pkg/fairness"
@@ -19,26 +18,12 @@ type laneTable struct {
 	lanes  map[laneKey]*lane
 	awake  []*lane // those that may have work, in no order
 	epoch  epoch
-	top    int64   // the last position that any poll or claim has met
-	want   []*lane // those that were refused, and to which running groups may give way
-	// anyWanted is set while want is not empty: it is asked between all entries of groups
-	anyWanted atomic.Bool
+	top    int64 // the last position that any poll or claim has met
+	wants  wants
 	// of the last ranking, kept so that the next one need not make them
 	ranked     []*lane
 	candidates []*fairness.Candidate
 	chosen     []int
-}
-
-// epoch counts what ends a refusal early. A lane that was refused in an earlier epoch is tried again.
-type epoch struct {
-	freed   int64 // how often something came free that a claim may need
-	changed int64 // how often the limits may have changed, or token buckets have units back
-}
-
-// over says that a refusal of this epoch is over at present. One with freed 0 waits for a rate or a throttling: what
-// comes free does not end it.
-func (e epoch) over(present epoch) bool {
-	return e.changed != present.changed || e.freed != 0 && e.freed != present.freed
 }
 
 type laneKey struct {
@@ -48,14 +33,13 @@ type laneKey struct {
 
 // servedQueue is a queue that the node serves.
 type servedQueue struct {
-	id        int32
-	name      string
-	queue     *invalidation.Queue
-	handler   invalidation.Handler
-	last      *lane     // that was leased last; nil: none was
-	heardAt   time.Time // when a hint came last
-	retryAt   time.Time // when to try its lanes again, since what they share left no room
-	refusedIn epoch     // in which that was found
+	id      int32
+	name    string
+	queue   *invalidation.Queue
+	handler invalidation.Handler
+	last    *lane     // that was leased last; nil: none was
+	heardAt time.Time // when a hint came last
+	rest    rest      // of all its lanes, since what they share left no room
 }
 
 // rememberMax is how many lanes a table remembers, beside those that have work.
@@ -130,12 +114,13 @@ func (t *laneTable) hint(queue int32, named *invalidation.Lane) {
 		return
 	}
 	t.wake(l)
-	l.hinted, l.heard = true, true
+	l.hinted = true
+	l.hear()
 }
 
 // add makes a lane that is not known, whose claims begin at a position.
 func (t *laneTable) add(key laneKey, lowWater int64) *lane {
-	l := &lane{key: key, lowWater: lowWater, headAt: time.Now()}
+	l := &lane{key: key, marks: marks{lowWater: lowWater, headAt: time.Now()}}
 	l.Lane = key.lane
 	t.lanes[key] = l
 	return l
@@ -150,7 +135,7 @@ func (t *laneTable) found(queue int32, heads []invalidation.LaneHead) {
 		return
 	}
 	for _, h := range heads {
-		l := t.at(queue, h)
+		l := t.noteReady(queue, h)
 		l.hinted = time.Since(s.heardAt) < time.Second
 	}
 	t.forget()
@@ -159,7 +144,7 @@ func (t *laneTable) found(queue int32, heads []invalidation.LaneHead) {
 // forget drops lanes without work where there are very many: flows may come once and never again.
 func (t *laneTable) forget() {
 	if len(t.lanes) > rememberMax {
-		maps.DeleteFunc(t.lanes, func(_ laneKey, l *lane) bool { return l.awake == 0 && !l.claiming })
+		maps.DeleteFunc(t.lanes, func(_ laneKey, l *lane) bool { return l.awake == 0 && l.lease == nil })
 	}
 }
 
@@ -168,21 +153,20 @@ func (t *laneTable) readyAgain(queue int32, head invalidation.LaneHead) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.queues[queue] != nil {
-		t.at(queue, head).heard = true
+		t.noteReady(queue, head).hear()
 	}
 }
 
-// at notes a ready row of a lane.
-func (t *laneTable) at(queue int32, h invalidation.LaneHead) *lane {
+// noteReady notes a ready row of a lane.
+func (t *laneTable) noteReady(queue int32, h invalidation.LaneHead) *lane {
 	key := laneKey{queue, h.Lane}
 	l := t.lanes[key]
 	if l == nil {
 		l = t.add(key, h.Position)
 	}
-	// A row before the low-water mark came late, or came back.
-	l.lowWater, l.stuck = min(l.lowWater, h.Position), min(l.stuck, h.Position)
-	if l.claiming && (l.arrivedPosition == 0 || h.Position < l.arrivedPosition) {
-		l.arrivedPosition = h.Position
+	l.marks.lower(h.Position) // a row before them came late, or came back
+	if v := l.lease; v != nil && (v.arrived == 0 || h.Position < v.arrived) {
+		v.arrived = h.Position
 	}
 	t.wake(l)
 	l.moved(h.Position)
@@ -207,14 +191,14 @@ func (t *laneTable) sleep(l *lane) {
 	t.awake[l.awake-1], t.awake[last].awake = t.awake[last], l.awake
 	t.awake[last], t.awake = nil, t.awake[:last]
 	l.awake = 0
-	t.unwant(l)
+	t.wants.remove(l)
 }
 
 // open says that the queue of a lane lets it be claimed from: neither the queue nor the flow is paused, and the queue
 // is not disabled, nor does it rest.
 func (t *laneTable) open(l *lane, now time.Time) bool {
 	s := t.queues[l.key.queue]
-	if (now.Before(s.retryAt) && !s.refusedIn.over(t.epoch)) || s.queue.Disabled != nil {
+	if s.rest.lasts(now, t.epoch) || s.queue.Disabled != nil {
 		return false
 	}
 	_, paused := s.queue.Paused(l.Lane.Flow, now)
@@ -232,8 +216,8 @@ func (t *laneTable) take(affinity Affinity, idle bool, most int, now time.Time) 
 	t.candidates, t.ranked = t.candidates[:0], t.ranked[:0]
 	over := t.passOver(affinity, now)
 	for _, l := range t.awake {
-		l.Taken = l.claiming || l.elsewhere(now)
-		if over[l] || (!l.Taken && l.resting(now, t.epoch)) || !t.open(l, now) {
+		l.Taken = l.lease != nil || l.elsewhere(now)
+		if over[l] || (!l.Taken && l.rest.lasts(now, t.epoch)) || !t.open(l, now) {
 			continue
 		}
 		l.Queue = t.queues[l.key.queue].queue
@@ -256,35 +240,4 @@ func (t *laneTable) countAwake() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.awake)
-}
-
-// rested is how long until the first of the lanes that rest may be tried; an hour if none does.
-func (t *laneTable) rested(now time.Time) time.Duration {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	first := time.Hour
-	for _, l := range t.awake {
-		rest := l.retryAt.Sub(now)
-		if s := t.queues[l.key.queue]; !s.refusedIn.over(t.epoch) {
-			rest = max(rest, s.retryAt.Sub(now))
-		}
-		if !l.claiming && rest > 0 {
-			first = min(first, rest)
-		}
-	}
-	return first
-}
-
-// nextEpoch notes that something came free that a claim may need.
-func (t *laneTable) nextEpoch() {
-	t.mu.Lock()
-	t.epoch.freed++
-	t.mu.Unlock()
-}
-
-// limitsChanged notes that no refusal need hold any longer: limits may have changed, or token buckets have units back.
-func (t *laneTable) limitsChanged() {
-	t.mu.Lock()
-	t.epoch.changed++
-	t.mu.Unlock()
 }

@@ -169,7 +169,7 @@ func TestLocksOfAQueueThatCameBackAreCountedWhereTheyWere(t *testing.T) {
 		n.holdings.hold(laneKey{queue: 1}, 1)
 		lock := &invalidation.Lock{Token: invalidation.Token(i)}
 		p.jobs = append(p.jobs, &job{
-			leased: leased{queue: q, served: s, lane: &lane{key: laneKey{queue: 1}}}, lock: lock,
+			servedLane: servedLane{queue: q, served: s, lane: &lane{key: laneKey{queue: 1}}}, lock: lock,
 			reserved: reservation{node: n, queue: s, locks: 1},
 		})
 		p.endings = append(p.endings, last(invalidation.Done(lock, 1, nil, 0)))
@@ -246,7 +246,7 @@ func TestALaneIsGoneBackToForARowThatWasLeftInIt(t *testing.T) {
 			t.Fatal("nobody comes back for the row")
 		}
 		table.end(v, claimEnd{answer: c, took: time.Millisecond}, now, exactly)
-		pause := max(0, v.lane.retryAt.Sub(now))
+		pause := max(0, v.lane.rest.until.Sub(now))
 		now = now.Add(pause)
 		return pause
 	}
@@ -315,7 +315,7 @@ func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
 		t.Errorf("then %q, want the other queue", flows)
 	}
 	table.end(leases[0], drained, now, exactly)
-	c := &laneLease{leased: leased{served: table.queues[1], lane: table.lanes[laneKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]}}
+	c := &laneLease{servedLane: servedLane{served: table.queues[1], lane: table.lanes[laneKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]}}
 	table.end(c, claimEnd{answer: invalidation.Claimed{Scanned: 5, LowWater: 5, Locks: make([]*invalidation.Lock, 5)}}, now, exactly)
 	wants("c")
 	wants("a", "b")

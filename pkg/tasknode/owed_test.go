@@ -51,7 +51,7 @@ func TestALowBandTakesNoMoreThanItIsOwed(t *testing.T) {
 func TestATurnOfALowBandIsItsShareOfWhatRuns(t *testing.T) {
 	n := New(Config{}, nil, nil)
 	s := &servedQueue{queue: &invalidation.Queue{}}
-	l := &laneLease{leased: leased{served: s}}
+	l := &laneLease{servedLane: servedLane{served: s}}
 	n.holdings.noteDone(s, time.Minute, 60, 30, true)
 	for owed, want := range map[float64]int{0: claimMax, 1e-300: 1, 29: 1, 100: 3, 1e9: claimMax} {
 		l.ranked.Owed = owed

@@ -77,7 +77,7 @@ func TestARefundOfAClaimWakesLanesThatWaitForARate(t *testing.T) {
 				t.Fatalf("lane %v, refused %d", blocked.lane.key, refused)
 			}
 			claim(n, blocked, reserved)
-			if waits.lane.resting(time.Now(), n.lanes.epoch) {
+			if waits.lane.rest.lasts(time.Now(), n.lanes.epoch) {
 				t.Error("a lane waits for a rate that has a unit again")
 			}
 		})

@@ -397,7 +397,7 @@ func TestLocksThatAreHeldAreTriedAgainTogether(t *testing.T) {
 		n := &Node{settler: newSettler()}
 		queue := &invalidation.Queue{ID: 1}
 		for i := range locks {
-			n.settler.add(&job{leased: leased{queue: queue}, lock: &invalidation.Lock{Token: invalidation.Token(i)}}, invalidation.Ending{
+			n.settler.add(&job{servedLane: servedLane{queue: queue}, lock: &invalidation.Lock{Token: invalidation.Token(i)}}, invalidation.Ending{
 				Lock: &invalidation.Lock{Token: invalidation.Token(i)}, Entry: invalidation.EntryID(i), Last: true,
 			})
 		}

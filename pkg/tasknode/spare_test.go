@@ -110,7 +110,7 @@ func TestTheFirstLockOfALaneStartsWhileAllThreadsRun(t *testing.T) {
 func TestTheSecondLockOfALaneNeverGoesBeforeItsFirst(t *testing.T) {
 	w := newWaiting(1)
 	a, b := &lane{}, &lane{}
-	of := func(l *lane) *job { return &job{leased: leased{lane: l}} }
+	of := func(l *lane) *job { return &job{servedLane: servedLane{lane: l}} }
 	jobs := map[*job]string{of(b): "b1", of(a): "a1", of(a): "a2", of(b): "b2"}
 	named := func(name string) *job {
 		for j, n := range jobs {
@@ -217,7 +217,7 @@ func TestAGroupGivesWayToALaneThatRanksBeforeItsOwn(t *testing.T) {
 	if givesWay(other) {
 		t.Error("it gives way though the lane of another queue did not want a permit")
 	}
-	quiet.lane.wantsPermit = true
+	quiet.lane.want.permit = true
 	if !givesWay(other) {
 		t.Error("it does not yield a permit, which all queues share")
 	}

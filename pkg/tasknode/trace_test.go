@@ -9,7 +9,7 @@ import (
 func TestTracingThatIsOffAllocatesNothing(t *testing.T) {
 	n := New(Config{}, nil, nil)
 	lock := &invalidation.Lock{Key: "#1", Token: 1, Entries: []invalidation.Entry{{ID: 1, Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}}}
-	j := &job{leased: leased{served: &servedQueue{name: "work"}}, lock: lock}
+	j := &job{servedLane: servedLane{served: &servedQueue{name: "work"}}, lock: lock}
 	runs := []*invalidation.Run{{Entry: lock.Entries[0], Lock: lock}}
 	p := pile{endings: []invalidation.Ending{last(invalidation.Done(lock, 1, nil, 0))}, jobs: []*job{j}}
 	ctx := t.Context()
