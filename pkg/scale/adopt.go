@@ -56,7 +56,7 @@ func (p *planner) isLost() bool {
 	}
 	missing := *p.s.Existing - p.out.existing
 	for _, name := range p.s.Removing {
-		exists := func(m *member) bool { return m.Server == name && m.exists && !m.ending }
+		exists := func(m *member) bool { return m.Server == name && m.lives() }
 		if !slices.ContainsFunc(p.members, exists) {
 			missing--
 		}

@@ -65,7 +65,8 @@
 //	notes.go       what the applier knows of a deployment besides its row: its round, and how its last orders went
 //	backend.go     the interface of what starts and stops instances; the implementations are in pkg/scale/backend
 //	usage.go       what nodes and gateways report about the calls of instances
-//	plan.go        pure: compares a number with what is registered and what exists, and says what to do
+//	members.go     pure: the instances that are registered, or exist, or both
+//	plan.go        pure: compares their number with the one that was decided, and says what to do
 //	leave.go       pure: the instances that drain or hang and are to leave
 //	victims.go     pure: the instances whose removal costs least
 //	adopt.go       instances of a backend that ran before, that are registered by others, and that were lost

@@ -9,62 +9,28 @@ import (
 	"github.com/penstock/penstock/internal/oneline"
 )
 
-// registration is an instance of a deployment as it is registered.
-type registration struct {
-	ID           int32
-	Server       string
-	Endpoint     string
-	Ready        bool // it takes requests
-	EverReady    bool
-	Draining     bool
-	DrainedByUs  bool
-	Removed      bool       // an operator removes it
-	Expired      bool       // its time to live has ended, which ends its drain or its row
-	DrainingAt   *time.Time // since when it drains
-	Quarantined  bool
-	Unhealthy    bool
-	Held         int // slots
-	TemplateHash string
-	CreatedAt    time.Time
-	Unmanaged    bool // it belongs to no deployment
-
-	BackendBeganAt *time.Time // of its start, by the clock of its backend; nil: not known
-
-	usage `db:"-"` // known where there are more instances than are wanted
-}
-
-// member is an instance of a deployment: registered, or in its backend, or both.
-type member struct {
-	registration
-	registered  bool
-	taken       bool // its name or endpoint is registered and belongs to no deployment: requests may run there
-	wasDraining bool // before this round
-	exists      bool
-	ending      bool
-	succeeded   bool // the registered one ended, and another one has its name
-	failed      bool
-	message     string // of the failure
-	revision    string
-	began       time.Time
-}
-
 // steps is what is to be done for a deployment: in the database first, then by its backend.
 type steps struct {
-	register  []BackendInstance
-	adopts    []string // of register, that are registered and belong to no deployment
-	forget    []string // registered, gone or ending at the backend, no slot held
-	drain     []string
-	undrain   []int32
-	order     *Order
+	// Of the rows of instances.
+	register []BackendInstance
+	adopts   []string // of register, that are registered and belong to no deployment
+	forget   []string // registered, gone or ending at the backend, no slot held
+	drain    []string
+	undrain  []int32
+	paused   map[string]refusal // to be registered later
+	refused  map[string]error   // of register, by the database: see writeInstances
+
+	// Of the order.
+	order *Order // nil: none is to be given
+	rolls bool   // it asks for one more than desired, to replace one
+	anew  bool   // the starts that are not reported begin in this round
+
+	// Of the state of the deployment.
 	existing  int
-	anew      bool                 // the starts that are not reported begin in this round
-	refused   map[string]error     // of register, by the database
-	paused    map[string]refusal   // to be registered later
 	starting  []time.Time          // not registered yet
 	failed    int                  // starts that failed
-	rolls     bool                 // the order asks for one more than desired, to replace one
-	healthy   bool                 // an instance is ready that was started after the last failure
 	message   string               // of a failure
+	healthy   bool                 // an instance is ready that was started after the last failure
 	unhealthy map[string]time.Time // since when instances are
 	removing  map[string]time.Time // named by this order or an earlier one, and not gone, and since when
 	overdue   string               // the message about those that do not go
@@ -76,6 +42,10 @@ type steps struct {
 func plan(s applied, registered []registration, found []BackendInstance, listed bool, now time.Time) steps {
 	p := planner{s: s, now: now, listed: listed, policy: s.policy.WithDefaults()}
 	p.join(registered, found)
+	p.countExisting()
+	p.forgetGone()
+	p.keepLiving()
+	p.leaveSurplus()
 	p.followUnhealthy()
 	if s.DecidedAt != nil && !s.Off && s.Mode.applies() {
 		p.countFailed()
@@ -90,132 +60,32 @@ func plan(s applied, registered []registration, found []BackendInstance, listed 
 }
 
 type planner struct {
-	s       applied
-	policy  Policy
-	now     time.Time
-	listed  bool
-	members []*member
-	out     steps
-	known   map[string]bool // names that are registered or reported
-	remove  []string
-	starts  int // that are to begin
+	s      applied
+	policy Policy
+	now    time.Time
+	listed bool
 
+	// What there is.
+	members []*member       // all of them, and from keepLiving on those that the order counts
+	known   map[string]bool // names that are registered or reported
+	lost    bool            // fewer exist than in the round before, not counting those that orders removed
+	surplus int             // left to the backend
+	leaving int             // of another template, that end or are removed
+
+	// What is to change.
+	remove []string
+	starts int // that are to begin
 	// replaced are instances that go first and are replaced when they are gone: stuck starts that begin to drain, and
 	// those of another template where there is no room for one more.
 	replaced int
-	leaving  int // of another template, that end
-	surplus  int // left to the backend
-
-	lost bool // fewer exist than in the round before, not counting those that orders removed
-}
-
-// isOther says whether what the backend reports under the name of a registered instance is another start than the one
-// that was registered. Both times are the backend's, whose clock may differ from the database's.
-func (r registration) isOther(f BackendInstance) bool {
-	began := f.Began.Truncate(time.Microsecond) // as the database keeps it
-	return r.BackendBeganAt != nil && !r.BackendBeganAt.Equal(began)
-}
-
-// join brings both lists together, and finds what is to be registered and forgotten.
-func (p *planner) join(registered []registration, found []BackendInstance) {
-	byName := map[string]*member{}
-	p.known = map[string]bool{}
-	for _, r := range registered {
-		p.known[r.Server] = true
-		m := &member{registration: r, registered: true, exists: !p.listed, began: r.CreatedAt, wasDraining: r.Draining}
-		byName[r.Server] = m
-		p.members = append(p.members, m)
-	}
-	for _, f := range found {
-		p.known[f.Name] = true
-		m := byName[f.Name]
-		if m == nil {
-			m = &member{registration: registration{Server: f.Name, TemplateHash: f.TemplateHash}, taken: p.s.isTaken(f)}
-			p.members = append(p.members, m)
-		}
-		m.exists, m.began = true, f.Began
-		m.ending, m.failed = f.State == InstanceEnding, f.State == InstanceFailed
-		m.succeeded = m.Draining && (m.DrainedByUs || slices.Contains(p.s.Removing, m.Server)) &&
-			m.isOther(f)
-		if f.TemplateHash != "" {
-			m.TemplateHash = f.TemplateHash
-		}
-		m.message, m.revision = f.Message, f.Revision
-		if f.State == InstanceRunning && f.Endpoint != "" && f.Endpoint != m.Endpoint && !m.succeeded {
-			p.register(f, m.taken)
-		} else if f.State == InstanceRunning && !m.registered {
-			p.out.starting = append(p.out.starting, f.Began)
-		}
-	}
-	for _, m := range p.members {
-		if m.exists && !m.ending {
-			p.out.existing++
-		}
-		// Pods of a StatefulSet keep their names: a row that outlives its pod would have its successor drained.
-		gone := m.registered && p.listed && (!m.exists || m.failed || m.ending || m.succeeded)
-		if gone && m.Held == 0 {
-			p.out.forget = append(p.out.forget, m.Server)
-		} else if gone && !m.Draining { // it gets no more requests
-			m.Draining = true
-			p.out.drain = append(p.out.drain, m.Server)
-		}
-		failedAt := p.s.FailedAt
-		p.out.healthy = p.out.healthy || m.Ready && (failedAt == nil || m.began.After(*failedAt))
-	}
-	p.lost = p.isLost()
-	for _, m := range p.members {
-		if m.ending && p.isOutdated(m) {
-			p.leaving++
-		}
-	}
-	p.members = slices.DeleteFunc(p.members, func(m *member) bool { return !m.exists || m.ending || m.succeeded })
-	p.leaveSurplus()
-	sortTimes(p.out.starting)
-}
-
-// leaveSurplus leaves to the backend what it has beyond the order while it replaces instances by itself: in the rolling
-// update of a Deployment, pods of the next ReplicaSet. They are no part of the order. One that was removed would be
-// started again each time, and the update would never end. What an order has named for removal goes: it is no surplus.
-func (p *planner) leaveSurplus() {
-	revisions := map[string]bool{}
-	var candidates []*member
-	stay := 0
-	for _, m := range p.members {
-		if m.revision != "" {
-			revisions[m.revision] = true
-		}
-		if slices.Contains(p.s.Removing, m.Server) {
-			continue
-		}
-		stay++
-		if !m.Draining && !m.failed {
-			candidates = append(candidates, m)
-		}
-	}
-	surplus := min(stay-max(p.s.Ordered, p.s.Desired), len(candidates))
-	if len(revisions) < 2 || surplus <= 0 {
-		return
-	}
-	slices.SortStableFunc(candidates, func(a, b *member) int { // those that start first, then the youngest
-		switch {
-		case a.Ready == b.Ready:
-			return b.began.Compare(a.began)
-		case b.Ready:
-			return -1
-		}
-		return 1
-	})
-	p.surplus = surplus
-	p.members = slices.DeleteFunc(p.members, func(m *member) bool {
-		return slices.Contains(candidates[:surplus], m)
-	})
+	out      steps
 }
 
 // countFailed counts the instances that ended by themselves. One counts once: it is drained and named for removal then,
 // and may exist for longer, with slots that are held.
 func (p *planner) countFailed() {
 	for _, m := range p.members {
-		if m.failed && !m.wasDraining && !slices.Contains(p.s.Removing, m.Server) {
+		if m.failed() && !m.wasDraining && !slices.Contains(p.s.Removing, m.Server) {
 			p.out.failed++
 			p.out.message = "start failed: " + oneline.Short(m.message, messageMax)
 		}
@@ -278,7 +148,7 @@ func (p *planner) reduce() {
 	p.members = slices.DeleteFunc(p.members, func(m *member) bool {
 		stuck := p.isStuck(m)
 		drained := p.mayLeave(m, replaced)
-		gone := m.Held == 0 && (m.failed || drained || stuck && !p.isRegistered(m))
+		gone := m.Held == 0 && (m.failed() || drained || stuck && !p.isRegistered(m))
 		switch {
 		case gone:
 			p.remove = append(p.remove, m.Server)
@@ -310,7 +180,7 @@ func (p *planner) undrain() {
 		if missing <= 0 {
 			return
 		}
-		stays := m.registered && m.Draining && m.DrainedByUs && (p.listed || m.Held > 0) && !m.failed
+		stays := m.registered && m.Draining && m.DrainedByUs && (p.listed || m.Held > 0) && !m.failed()
 		if stays && !p.isStuck(m) && !p.isHung(m) && !p.isOutdated(m) && !slices.Contains(p.s.Removing, m.Server) {
 			m.Draining = false
 			p.out.undrain = append(p.out.undrain, m.ID)
