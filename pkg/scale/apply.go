@@ -152,6 +152,14 @@ func (a *applier) take() map[string]bool {
 	return models
 }
 
+const trimSQL = `DELETE FROM penstock.cold_start WHERE at < clock_timestamp() - interval '7 days'`
+
+func (a *applier) trim(ctx context.Context) {
+	if err := a.exec(ctx, trimSQL); err != nil && ctx.Err() == nil {
+		a.cfg.Log.WarnContext(ctx, "cannot remove old cold starts", "error", err)
+	}
+}
+
 // startRounds starts a round of each deployment that the leader drives and that has none: of the models that are asked
 // for, or of all where asked is nil. One that is asked for and has a round gets another one behind it.
 func (a *applier) startRounds(ctx context.Context, group *sync.WaitGroup, asked map[string]bool) error {
@@ -285,8 +293,7 @@ func (a *applier) reconcile(ctx context.Context, s applied, urgent <-chan struct
 	}
 	a.count(func(st *OrderStatus) { st.Applied++ })
 	a.noted(s.Name, func(n *notes) { n.removed = strings.Join(todo.order.Remove, " ") })
-	return listed && todo.order.Count > s.Ordered, a.exec(ctx, appliedSQL, s.Name, todo.order.ID, startError,
-		todo.order.starts())
+	return listed && todo.order.Count > s.Ordered, a.confirm(ctx, s, todo.order)
 }
 
 // connsMax is how many rounds of a tick use the database at once. Deployments that nobody waits for would else take all

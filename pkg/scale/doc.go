@@ -73,6 +73,7 @@
 //	refused.go     when instances are tried again that could not be registered
 //	hearing.go     when an instance that was not heard for its time to live is given up
 //	record.go      writes what a round found, the instances that it registers, drains and forgets, and its order
+//	answer.go      writes how the backend answered: the order was carried out, failed, or found no room
 //
 // An order is written before the backend gets it, and confirmed afterwards. A new leader thus knows which starts may be
 // under way, and gives an order again that was not confirmed.

@@ -12,88 +12,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/penstock/penstock/internal/oneline"
-)
-
-const (
-	announceSQL = `
-SELECT penstock.announce_instance($1, $2, $3, $4, '{}', NULL, $5, nullif($6, ''), $7, 'autoscaler', $8)`
-	drainSQL = `
-SELECT penstock.drain_instance(i.model, i.server, $4, 'autoscaler')
-  FROM penstock.instance i WHERE i.deployment = $1 AND i.model = $2 AND i.server = $3`
-	undrainSQL = `SELECT penstock.end_scale_drain($1)`
-	// lockSQL locks the rows that a round changes, with those that it takes over, before the first change, which locks
-	// the row of inference_version: a probe locks the row of its instance, and then that one.
-	lockSQL = `
-SELECT FROM penstock.instance i
- WHERE i.model = $1 AND (i.server = ANY ($2) OR i.id = ANY ($3) OR i.endpoint = ANY ($4)) ORDER BY i.id FOR UPDATE`
-	// lockLimitsSQL comes before all of these where an instance may be new, whose model's queue may have to be made.
-	lockLimitsSQL = `SELECT penstock.lock_all_limits()`
-	forgetSQL     = `SELECT penstock.remove_instance($1, $2, false, $3, 'autoscaler')`
-
-	// observedSQL writes what a round found, and the order that it is about to give. Times in the future, from before
-	// the clock was set back, are set to now. Starts that take the place of instances that went ($14) begin now. Where
-	// instances were taken over ($15), the number was decided without them: it is to be decided anew.
-	observedSQL = `
-INSERT INTO penstock.deployment_state AS s
-       (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error,
-        error_kind, place, removing, removing_since, unhealthy)
-SELECT $1, $2, $3::timestamptz[], clock_timestamp(), coalesce($4::bigint, 0), coalesce($5::integer, 0),
-       CASE WHEN $4::bigint IS NOT NULL THEN clock_timestamp() END, $6,
-       CASE WHEN $7 THEN clock_timestamp() END, clock_timestamp() + $8::interval, nullif($9, ''),
-       $16, nullif($10, ''), $11, coalesce($12::jsonb, '{}'), $13
- WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
-ON CONFLICT (name) DO UPDATE
-   SET existing = excluded.existing, starting = excluded.starting, seen_at = excluded.seen_at, place = excluded.place,
-       removing = excluded.removing, removing_since = excluded.removing_since, unhealthy = excluded.unhealthy,
-       order_id = coalesce($4::bigint, s.order_id), ordered = coalesce($5::integer, s.ordered),
-       ordered_at = CASE WHEN $14 THEN excluded.seen_at
-                         WHEN $5 > s.ordered OR s.ordered_at IS NULL THEN coalesce(excluded.ordered_at, s.ordered_at)
-                         WHEN s.ordered_at > excluded.seen_at THEN excluded.seen_at
-                         ELSE s.ordered_at END, failures = excluded.failures,
-       failed_at = coalesce(excluded.failed_at, CASE WHEN s.failed_at > excluded.seen_at THEN excluded.seen_at
-                                                     ELSE s.failed_at END),
-       no_room_at = CASE WHEN s.no_room_at > excluded.seen_at THEN excluded.seen_at ELSE s.no_room_at END,
-       applied_at = CASE WHEN s.applied_at > excluded.seen_at THEN excluded.seen_at ELSE s.applied_at END,
-       decided_at = CASE WHEN $15 THEN NULL
-                         WHEN s.decided_at > excluded.seen_at THEN excluded.seen_at ELSE s.decided_at END,
-       error = excluded.error, error_kind = excluded.error_kind,
-       retry_at = CASE WHEN $7 THEN excluded.retry_at WHEN $6 = 0 AND s.failures > 0 THEN NULL ELSE s.retry_at END`
-
-	// appliedSQL confirms an order. One that began starts ($4) ends the failures of orders before it, one that began
-	// none proves nothing. Starts that failed ($3 is their kind of error) are forgiven by an instance that is ready.
-	appliedSQL = `
-UPDATE penstock.deployment_state
-   SET applied_id = $2, applied_at = clock_timestamp(),
-       failures = CASE WHEN error_kind = $3 OR NOT $4 THEN failures ELSE 0 END,
-       error = CASE WHEN error_kind = $3 OR NOT $4 THEN error END,
-       error_kind = CASE WHEN error_kind = $3 OR NOT $4 THEN error_kind ELSE '' END
- WHERE name = $1`
-	// failedSQL, noRoomSQL and waitSQL set ordered and ordered_at back to what they were before the order:
-	// the starts that it was to begin do not count as under way. Its number is used up: what follows is another order,
-	// also where the backend has carried this one out.
-	failedSQL = `
-UPDATE penstock.deployment_state
-   SET failures = failures + 1, failed_at = clock_timestamp(), error = $2, error_kind = $3,
-       retry_at = clock_timestamp() + $4::interval, ordered = $5, ordered_at = $6,
-       order_id = order_id + 1
- WHERE name = $1`
-	noRoomSQL = `
-UPDATE penstock.deployment_state
-   SET no_room_at = clock_timestamp(), error = nullif($2, ''), error_kind = $3,
-       retry_at = clock_timestamp() + $4::interval, ordered = $5, ordered_at = $6,
-       order_id = order_id + 1
- WHERE name = $1`
-	waitSQL = `
-UPDATE penstock.deployment_state
-   SET error = $2, error_kind = 'no room', retry_at = clock_timestamp() + $3::interval, ordered = $4, ordered_at = $5,
-       order_id = order_id + 1
- WHERE name = $1`
-	noteSQL = `
-INSERT INTO penstock.deployment_state AS s (name, error)
-SELECT $1, $2 WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
-ON CONFLICT (name) DO UPDATE SET error = excluded.error, error_kind = ''`
 )
 
 // write writes what a round of the applier found and did, within the term. Nothing is written where it found nothing
@@ -123,6 +41,73 @@ func (a *applier) write(ctx context.Context, s applied, place string, todo *step
 	return err
 }
 
+// changes says whether a round has anything to write where found is to replace s: a report is written again before it
+// counts as old.
+func (p steps) changes(s, found applied) bool {
+	steps := len(p.register) + len(p.forget) + len(p.drain) + len(p.undrain)
+	old := s.SeenAt == nil || s.ahead || !s.reported() || s.now().Sub(*s.SeenAt) > seenEvery-time.Second
+	same := s.Existing != nil && *s.Existing == p.existing && slices.EqualFunc(s.Starting, p.starting, time.Time.Equal)
+	newOrder := p.order != nil && (p.order.ID != s.OrderID || p.order.Count != s.Ordered)
+	newRemoval := !maps.EqualFunc(p.removing, s.RemovingSince, time.Time.Equal)
+	newUnhealthy := !maps.EqualFunc(p.unhealthy, s.Unhealthy, time.Time.Equal)
+	return steps > 0 || old || !same || newOrder || newRemoval || newUnhealthy ||
+		found.Failures != s.Failures || found.Error != s.Error || found.ErrorKind != s.ErrorKind ||
+		found.Place != s.Place
+}
+
+// lockLimitsSQL comes before lockSQL where an instance may be new, whose model's queue may have to be made.
+const lockLimitsSQL = `SELECT penstock.lock_all_limits()`
+
+// lockSQL locks the rows that a round changes, with those that it takes over, before the first change, which locks
+// the row of inference_version: a probe locks the row of its instance, and then that one.
+const lockSQL = `
+SELECT FROM penstock.instance i
+ WHERE i.model = $1 AND (i.server = ANY ($2) OR i.id = ANY ($3) OR i.endpoint = ANY ($4)) ORDER BY i.id FOR UPDATE`
+
+const undrainSQL = `SELECT penstock.end_scale_drain($1)`
+
+// observedSQL writes what a round found, and the order that it is about to give ($8 is its id, $9 its count; NULL where
+// there is none). In a row that exists, some columns get another value than in a new one:
+//
+//	order_id, ordered    stay where there is no order
+//	ordered_at           since when the starts are under way that are not reported: now, where the count grows, or
+//	                     where they take the place of instances that went ($15)
+//	failed_at, retry_at  now, and $12 later, where starts failed in this round ($11). There is no pause any more
+//	                     where failures end
+//	decided_at           NULL where instances were taken over ($16): the number was decided without them, and is to
+//	                     be decided anew
+//
+// Times in the future, from before the clock was set back, are set to now.
+const observedSQL = `
+INSERT INTO penstock.deployment_state AS s
+       (name, seen_at, existing, starting, place, removing, removing_since, unhealthy,
+        order_id, ordered, ordered_at,
+        failures, failed_at, retry_at, error, error_kind)
+SELECT $1, clock_timestamp(), $2, $3::timestamptz[], nullif($4, ''), $5, coalesce($6::jsonb, '{}'), $7,
+       coalesce($8::bigint, 0), coalesce($9::integer, 0), CASE WHEN $8::bigint IS NOT NULL THEN clock_timestamp() END,
+       $10, CASE WHEN $11 THEN clock_timestamp() END, clock_timestamp() + $12::interval, nullif($13, ''), $14
+ WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
+ON CONFLICT (name) DO UPDATE
+   SET seen_at = excluded.seen_at, existing = excluded.existing, starting = excluded.starting, place = excluded.place,
+       removing = excluded.removing, removing_since = excluded.removing_since, unhealthy = excluded.unhealthy,
+       failures = excluded.failures, error = excluded.error, error_kind = excluded.error_kind,
+       order_id = coalesce($8::bigint, s.order_id), ordered = coalesce($9::integer, s.ordered),
+       ordered_at = CASE WHEN $15 THEN excluded.seen_at
+                         WHEN $9 > s.ordered OR s.ordered_at IS NULL THEN coalesce(excluded.ordered_at, s.ordered_at)
+                         WHEN s.ordered_at > excluded.seen_at THEN excluded.seen_at
+                         ELSE s.ordered_at END,
+       failed_at = CASE WHEN $11 THEN excluded.failed_at
+                        WHEN s.failed_at > excluded.seen_at THEN excluded.seen_at
+                        ELSE s.failed_at END,
+       retry_at = CASE WHEN $11 THEN excluded.retry_at
+                       WHEN excluded.failures = 0 AND s.failures > 0 THEN NULL
+                       ELSE s.retry_at END,
+       decided_at = CASE WHEN $16 THEN NULL
+                         WHEN s.decided_at > excluded.seen_at THEN excluded.seen_at
+                         ELSE s.decided_at END,
+       applied_at = CASE WHEN s.applied_at > excluded.seen_at THEN excluded.seen_at ELSE s.applied_at END,
+       no_room_at = CASE WHEN s.no_room_at > excluded.seen_at THEN excluded.seen_at ELSE s.no_room_at END`
+
 // writeTx is the transaction of write: the locks, the instances, then the state of the deployment as it was found.
 func (p *steps) writeTx(ctx context.Context, tx pgx.Tx, s applied) error {
 	if len(p.register) > 0 {
@@ -151,12 +136,20 @@ func (p *steps) writeTx(ctx context.Context, tx pgx.Tx, s applied) error {
 	if p.order != nil {
 		id, count = &p.order.ID, &p.order.Count
 	}
-	_, err = tx.Exec(ctx, observedSQL, s.Name, p.existing, p.starts(), id, count, s.Failures, p.failed > 0,
-		backoff(s.Failures), s.Error, s.Place,
-		append([]string{}, slices.Sorted(maps.Keys(p.removing))...), p.removing, p.unhealthySince(), p.anew,
-		p.adopted(), s.ErrorKind)
+	removing := append([]string{}, slices.Sorted(maps.Keys(p.removing))...)
+	_, err = tx.Exec(ctx, observedSQL, s.Name,
+		p.existing, p.starts(), s.Place, removing, p.removing, p.unhealthySince(),
+		id, count,
+		s.Failures, p.failed > 0, backoff(s.Failures), s.Error, s.ErrorKind,
+		p.anew, p.adopted())
 	return err
 }
+
+const forgetSQL = `SELECT penstock.remove_instance($1, $2, false, $3, 'autoscaler')`
+
+const drainSQL = `
+SELECT penstock.drain_instance(i.model, i.server, $4, 'autoscaler')
+  FROM penstock.instance i WHERE i.deployment = $1 AND i.model = $2 AND i.server = $3`
 
 // writeInstances registers, forgets and drains instances, each under a savepoint: one that is refused holds up no other
 // one, and is told by the first error.
@@ -200,6 +193,9 @@ func (p *steps) writeInstances(ctx context.Context, tx pgx.Tx, s applied) (refus
 	return refused, err
 }
 
+const announceSQL = `
+SELECT penstock.announce_instance($1, $2, $3, $4, '{}', NULL, $5, nullif($6, ''), $7, 'autoscaler', $8)`
+
 // register registers an instance that a backend reported: with the slots of the policy where the backend knows none.
 // Without the time at which its start began, where that was not followed, its age is no cold start.
 func register(ctx context.Context, tx pgx.Tx, s applied, i BackendInstance) error {
@@ -214,20 +210,6 @@ func register(ctx context.Context, tx pgx.Tx, s applied, i BackendInstance) erro
 	_, err := tx.Exec(ctx, announceSQL, s.Model, i.Name, i.Endpoint, slots, s.Name, i.TemplateHash, began,
 		i.Began)
 	return err
-}
-
-// changes says whether a round has anything to write where found is to replace s: a report is written again before it
-// counts as old.
-func (p steps) changes(s, found applied) bool {
-	steps := len(p.register) + len(p.forget) + len(p.drain) + len(p.undrain)
-	old := s.SeenAt == nil || s.ahead || !s.reported() || s.now().Sub(*s.SeenAt) > seenEvery-time.Second
-	same := s.Existing != nil && *s.Existing == p.existing && slices.EqualFunc(s.Starting, p.starting, time.Time.Equal)
-	newOrder := p.order != nil && (p.order.ID != s.OrderID || p.order.Count != s.Ordered)
-	newRemoval := !maps.EqualFunc(p.removing, s.RemovingSince, time.Time.Equal)
-	newUnhealthy := !maps.EqualFunc(p.unhealthy, s.Unhealthy, time.Time.Equal)
-	return steps > 0 || old || !same || newOrder || newRemoval || newUnhealthy ||
-		found.Failures != s.Failures || found.Error != s.Error || found.ErrorKind != s.ErrorKind ||
-		found.Place != s.Place
 }
 
 func servers(instances []BackendInstance) []string {
@@ -259,91 +241,3 @@ func (p steps) starts() []time.Time {
 	}
 	return p.starting
 }
-
-// backoff is the time until the next try after so many failures in a row.
-func backoff(failures int) time.Duration {
-	if failures < 1 {
-		return 0
-	}
-	return min(time.Second<<min(failures-1, 10), backoffMax)
-}
-
-// pauseAfter is the time until the next try after so many failures in a row, the last of which was cause.
-func pauseAfter(cause error, failures int) time.Duration {
-	var told interface{ RetryAfter() time.Duration }
-	if errors.As(cause, &told) {
-		return min(max(backoff(failures), told.RetryAfter()), backoffMax)
-	}
-	return backoff(failures)
-}
-
-// fail records that an order failed. It is given again after a pause.
-func (a *applier) fail(ctx context.Context, s applied, cause error) error {
-	var kind errorKind
-	if errors.Is(cause, ErrNoRoom) {
-		kind = noRoomError
-	}
-	return a.exec(ctx, failedSQL, s.Name, messageOf(cause), kind, pauseAfter(cause, s.Failures+1), s.Ordered,
-		s.OrderedAt)
-}
-
-// noRoom notes that a backend had no room for a start, and says whether that is all that follows. It is no failure:
-// the deployment keeps the instances that it has, and those that are filled later are asked for the rest. But where
-// these have the room, they give it up as long as the order has not failed too often.
-func (a *applier) noRoom(ctx context.Context, s applied, todo steps, err error) (noted bool, failed error) {
-	switch {
-	case !errors.Is(err, ErrNoRoom):
-		return false, nil
-	case todo.rolls: // for one more than desired: the next round drains one first
-		return true, a.exec(ctx, noRoomSQL, s.Name, s.Error, s.ErrorKind, time.Duration(0), s.Ordered,
-			s.OrderedAt)
-	case s.frees:
-		return true, a.exec(ctx, waitSQL, s.Name, messageOf(err), freedRetry, s.Ordered, s.OrderedAt)
-	case s.behind && !s.failing():
-		return false, nil
-	}
-	return true, a.exec(ctx, noRoomSQL, s.Name, messageOf(err), noRoomError, noRoomRetry, s.Ordered, s.OrderedAt)
-}
-
-// note records why a backend does not answer: what it has is unknown, and not zero.
-func (a *applier) note(ctx context.Context, s applied, cause error) error {
-	if s.Error == messageOf(cause) {
-		return nil
-	}
-	return a.exec(ctx, noteSQL, s.Name, messageOf(cause))
-}
-
-// lacks notes that the configuration of this leader has no such backend: the number of the deployment is decided, and
-// nothing follows it.
-func (a *applier) lacks(ctx context.Context, s applied) error {
-	if s.Off || !s.Mode.applies() {
-		return nil // nothing is to be started or stopped
-	}
-	a.count(func(st *OrderStatus) { st.Failed++ })
-	return a.note(ctx, s,
-		fmt.Errorf("the elected leader is not configured for backend %s: see leader.scale", s.Backend))
-}
-
-// exec runs one statement within the term, also where the time of a round is over.
-func (a *applier) exec(ctx context.Context, sql string, args ...any) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	return a.fence.InTx(ctx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, sql, args...)
-		return err
-	})
-}
-
-const trimSQL = `DELETE FROM penstock.cold_start WHERE at < clock_timestamp() - interval '7 days'`
-
-func (a *applier) trim(ctx context.Context) {
-	if err := a.exec(ctx, trimSQL); err != nil && ctx.Err() == nil {
-		a.cfg.Log.WarnContext(ctx, "cannot remove old cold starts", "error", err)
-	}
-}
-
-// messageMax bounds what is kept of an error of a backend, in characters.
-const messageMax = 500
-
-// messageOf is the message of an error as it is stored and shown.
-func messageOf(err error) string { return oneline.Short(err.Error(), messageMax) }
