@@ -16,8 +16,13 @@ import (
 // Class of an entry that may have run, or not, and must not run twice.
 const classUnknown = "unknown"
 
-// conclude turns an outcome into the answer to the queue, and lets go of the slot. A run that goes
-// on at the worker keeps its slot counted, and what is stored about it.
+// conclude turns an outcome into the answer to the queue, and lets go of the run and of its slot:
+//
+//	the run                                           what is stored of it    its slot
+//	has ended, or was not begun                       is forgotten            is free; a gateway's if preempted
+//	goes on, as the worker has accepted it            stays                   stays counted: in doubt
+//	may go on, and the next node asks for it again    stays                   stays counted: in doubt
+//	may go on, and no node asks for it                is forgotten            stays counted: in doubt
 func (d *dispatch) conclude(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	cause := context.Cause(ctx)
 	accepted := o.Kind == worker.Accepted // record has not counted it
@@ -25,9 +30,11 @@ func (d *dispatch) conclude(ctx context.Context, o worker.Outcome) (json.RawMess
 		o = d.interrupted(ctx, o, cause)
 	}
 	if !d.run.Lock.Solo() && errors.Is(cause, invalidation.ErrCancelled) && o.Kind == worker.Done {
+		// Its call was left open for the sake of its lock key: see outliveCancel.
 		o = worker.Outcome{Kind: worker.Cancelled, Err: cause, Reason: "the run ended after the cancel"}
 		d.dropAnswer()
 	}
+	d.keepOrForget(ctx, o)
 	d.releaseSlot(ctx, o)
 	if followedOn := o.Kind == worker.Accepted && d.stored && goesToNextNode(ctx); accepted && !followedOn {
 		d.use(o, 1)
@@ -70,20 +77,27 @@ func (d *dispatch) answer(ctx context.Context, o worker.Outcome) (json.RawMessag
 	}
 }
 
-// interrupted deals with a run whose context ended before it did. A drain or a lost lease leaves a run to the next
-// node that was accepted, or that the worker can be asked about again; everything else stops it, as far as the worker
-// lets us.
+// interrupted deals with a run whose context ended before it did: it is left to the next node, or stopped.
 func (d *dispatch) interrupted(ctx context.Context, o worker.Outcome, cause error) worker.Outcome {
 	o.Err = cause
-	if !o.MaybeRunning {
+	if !o.MaybeRunning || d.isLeft(o, cause) {
 		return o
 	}
-	known := o.Kind == worker.Accepted || d.model.OnUnknown == worker.Reattach
+	return d.stop(ctx, o, cause)
+}
+
+// isLeft says whether a run goes on for the next node. A drain leaves it one that was accepted, or that the worker can
+// be asked about again. A lost lease leaves it any: the run to be stopped might be that node's.
+func (d *dispatch) isLeft(o worker.Outcome, cause error) bool {
 	leaseLost := errors.Is(cause, invalidation.ErrLeaseLost) ||
 		errors.Is(context.Cause(d.lasting()), invalidation.ErrLeaseLost) // after a cancel
-	if leaseLost || (known && errors.Is(cause, invalidation.ErrDraining)) {
-		return o // after a lost lease the run to be stopped might be another node's
-	}
+	known := o.Kind == worker.Accepted || d.model.OnUnknown == worker.Reattach
+	return leaseLost || known && errors.Is(cause, invalidation.ErrDraining)
+}
+
+// stop has the worker stop a run, as far as that lets us, and returns how the run ended: unknown where the worker does
+// not confirm that it has. A run that was accepted is followed for a while: it may end by the cancel, or by itself.
+func (d *dispatch) stop(ctx context.Context, o worker.Outcome, cause error) worker.Outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.tuning.cancelWait)
 	defer cancel()
 	run := d.call.RunRef
@@ -92,7 +106,8 @@ func (d *dispatch) interrupted(ctx context.Context, o worker.Outcome, cause erro
 		run.Remote = d.saved.Remote
 	}
 	c := d.held.endpoint.adapter.Cancel(ctx, run)
-	if c.Delivered && !c.Confirmed && o.Kind == worker.Accepted {
+	accepted := o.Kind == worker.Accepted
+	if accepted && c.Delivered && !c.Confirmed {
 		reports, done := d.subscribe(d.saved.Token)
 		defer done()
 		end := d.held.endpoint.follower.Follow(ctx, worker.Pending{RunRef: run, Reports: reports})
@@ -101,14 +116,14 @@ func (d *dispatch) interrupted(ctx context.Context, o worker.Outcome, cause erro
 			return end
 		}
 	}
-	if o.Kind == worker.Accepted && !c.Confirmed && errors.Is(cause, invalidation.ErrCancelled) && !d.run.Lock.Solo() {
+	switch {
+	case c.Confirmed:
+		return worker.Outcome{Kind: worker.Cancelled, Err: cause, Reason: "worker confirmed the cancel"}
+	case accepted && errors.Is(cause, invalidation.ErrCancelled) && !d.run.Lock.Solo():
 		// The next entry of the key must not start beside the run: it is followed to its end.
 		end := d.followOn(run, o)
 		end.Err = cause
 		return end
-	}
-	if c.Confirmed {
-		return worker.Outcome{Kind: worker.Cancelled, Err: cause, Reason: "worker confirmed the cancel"}
 	}
 	o.Kind, o.Reason = worker.Unknown, worker.Clip("cancel_unconfirmed: "+c.Reason)
 	return o
@@ -131,24 +146,26 @@ func (d *dispatch) followOn(run worker.RunRef, o worker.Outcome) worker.Outcome 
 	return end
 }
 
-// releaseSlot frees the slot, or leaves it counted while the call may still run. What is stored about the
-// run stays only if it is to be followed on.
-func (d *dispatch) releaseSlot(ctx context.Context, o worker.Outcome) {
+// keepOrForget keeps what is stored about a run that another node is to follow on or to ask for again, and forgets it
+// otherwise.
+func (d *dispatch) keepOrForget(ctx context.Context, o worker.Outcome) {
 	handedOver := o.Kind == worker.Accepted
-	again := o.Kind == worker.Unknown && d.model.OnUnknown == worker.Reattach && goesToNextNode(ctx) &&
-		!errors.Is(o.Err, worker.ErrSharedID)
+	askedAgain := o.Kind == worker.Unknown && o.MaybeRunning && d.model.OnUnknown == worker.Reattach &&
+		goesToNextNode(ctx) && !errors.Is(o.Err, worker.ErrSharedID)
+	kept := handedOver || askedAgain || d.unreachable
 	switch {
-	case handedOver || d.unreachable || (o.MaybeRunning && again):
-		switch {
-		case !d.stored:
-			// It logs; without it the worker is asked as if anew, or the entry is not run again: see unsettled.
-			_ = d.save(context.WithoutCancel(ctx), d.remote(), o.Ran)
-		case handedOver:
-			d.charge(ctx, o.Ran)
-		}
-	case d.saved != nil:
+	case kept && !d.stored:
+		// It logs; without it the worker is asked as if anew, or the entry is not run again: see unsettled.
+		_ = d.save(context.WithoutCancel(ctx), d.remote(), o.Ran)
+	case handedOver:
+		d.charge(ctx, o.Ran)
+	case !kept && d.saved != nil:
 		d.forget(ctx, d.saved)
 	}
+}
+
+// releaseSlot frees the slot, or leaves it counted while the call may still run.
+func (d *dispatch) releaseSlot(ctx context.Context, o worker.Outcome) {
 	switch {
 	case o.MaybeRunning:
 		d.held.doubt(d.run.Queue.ID, d.run.Entry.ID, worker.Clip(o.Kind.String()+": "+o.Reason))

@@ -70,6 +70,7 @@
 //	preempt.go                 runs that are ended for online requests
 //	residual.go                how long calls that run will take yet, for the autoscaler
 //	run.go, conclude.go        the life of an entry, and what each outcome means for it
+//	record.go                  what a call says of its instance and its entry, and who pays for it
 //	waitlist.go, batcher.go    entries that share a call or wait for a worker that has loaded what they need
 //	remote.go, reports.go      runs that outlive their connection or their node
 //	reattach.go                the life of an entry whose run an earlier lock began

@@ -42,8 +42,7 @@ func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		d.log.Warn("store adopted slot", "entry", old.Entry, "error", err)
 	}
 	if known {
-		d.record(ctx, &reported)
-		return d.conclude(ctx, reported)
+		return d.conclude(ctx, d.record(ctx, reported))
 	}
 	if old.Remote == "" {
 		// The answer was lost: a worker that knows entries by their id gives it again. That it has no room, perhaps
@@ -63,8 +62,7 @@ func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 	}
 	o := endpoint.follower.Follow(ctx,
 		worker.Pending{RunRef: run, FinishBy: d.call.FinishBy, Ran: old.Ran, Reports: reports})
-	d.record(ctx, &o)
-	return d.conclude(ctx, o)
+	return d.conclude(ctx, d.record(ctx, o))
 }
 
 // takeOver makes the run of an earlier lock that of this one.

@@ -178,7 +178,7 @@ func saveReport(ctx context.Context, db postgres.DB, r remoteRun, body json.RawM
 }
 
 // save stores a run that the worker has accepted, of which ran was charged. If the database cannot be reached, the run
-// goes on all the same: followAndStore tries again meanwhile, and releaseSlot when the run is handed over.
+// goes on all the same: followAndStore tries again meanwhile, and keepOrForget when the run is handed over.
 func (d *dispatch) save(ctx context.Context, remote string, ran time.Duration) error {
 	r := remoteRun{
 		Queue: d.run.Queue.ID, Entry: d.run.Entry.ID, Token: d.reportsUnder(), Slot: d.held.slot.Held, Remote: remote,

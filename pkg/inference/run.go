@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/http"
 	"strconv"
 	"sync"
 	"time"
@@ -251,7 +250,7 @@ func (d *dispatch) exchange(ctx context.Context) worker.Outcome {
 		o = d.follow(ctx, o, reports)
 	}
 	d.notRun = o.Unsent || o.Kind == worker.Busy || (o.Kind == worker.NotReady && !o.Misrouted)
-	d.record(ctx, &o)
+	o = d.record(ctx, o)
 	span.SetAttributes(attribute.String("penstock.outcome", o.Kind.String()),
 		attribute.Int("http.response.status_code", o.StatusCode))
 	if o.Kind != worker.Done {
@@ -294,57 +293,6 @@ func (d *dispatch) lasting() context.Context {
 // ended.
 func unanswered(reason string, err error) worker.Outcome {
 	return worker.Outcome{Kind: worker.Unknown, Reason: worker.Clip(reason), Err: err, MaybeRunning: true}
-}
-
-// record notes what the call says of the instance, for the breaker, and of the entry. The outcome becomes what the
-// entry pays for: nothing where the instance is to blame.
-func (d *dispatch) record(ctx context.Context, o *worker.Outcome) {
-	known := d.evidence()
-	v := d.held.record(ctx, *o, known)
-	if !d.shared() && o.Kind != worker.Accepted { // of a run that goes on: see conclude
-		d.use(*o, 1)
-	}
-	var l loss
-	lost := o.Kind == worker.Failed && o.Class == worker.ClassContextLost
-	if lost {
-		l = d.lose()
-	}
-	if !d.shared() && (lost || o.Class == worker.ClassOOM) && o.Kind == worker.Failed {
-		d.noteHarm(ctx, o.Class, l)
-	}
-	switch {
-	case d.shared() && lost: // one of the batch did it: each is tried alone
-	case (lost || v.Unspent) && o.Kind == worker.Failed && !o.MaybeRunning &&
-		d.blame.free(d.call.Entry, d.held.endpoint.ID):
-		o.Kind, o.Reason = worker.NotReady, worker.Clip(o.Reason+" (the instance is to blame: "+v.Reason+")")
-	case o.Kind == worker.NotReady && o.Misrouted:
-		d.blame.misrouted(d.call.Entry, d.held.endpoint.ID)
-	case o.Unsent && !d.blame.free(d.call.Entry, d.held.endpoint.ID):
-		o.Kind, o.Class = worker.Failed, worker.ClassTransient // our own fault, and it does not pass
-	case d.late(*o) &&
-		(d.shared() || !d.blame.free(d.call.Entry, d.held.endpoint.ID)): // each of a batch is tried alone
-		o.Kind, o.Class = worker.Failed, worker.ClassTransient
-	case o.Kind == worker.Done:
-		d.blame.served(d.model.Name, d.call.Entry, d.held.endpoint.ID, time.Now())
-	}
-	if o.FreeOfCharge() && !o.MaybeRunning {
-		d.held.backOff(o.RetryAfter)
-		if !known.last {
-			o.RetryAfter = 0 // it asked for itself: another instance may have room sooner
-		}
-	}
-	o.RetryAfter = min(o.RetryAfter, worker.RetryAfterMax) // its calls are not kept back for longer either
-	if l.during {
-		o.RetryAfter = max(o.RetryAfter, d.suspectWait())
-	}
-}
-
-// late says whether a worker refused the call so long after it got it that it may have run: what that costs is
-// bounded. A limit on the rate of calls (429) may be told late by a proxy that waits for it, and loading takes long.
-// Where the worker is asked about an earlier run, only the question was refused.
-func (d *dispatch) late(o worker.Outcome) bool {
-	refused := o.FreeOfCharge() && !o.MaybeRunning && !o.Starting && o.StatusCode != http.StatusTooManyRequests
-	return refused && d.saved == nil && !o.SentAt.IsZero() && time.Since(o.SentAt) > d.tuning.quarantine.fast
 }
 
 // elsewhere says whether another instance should be tried: nothing ran here, and nothing has ended

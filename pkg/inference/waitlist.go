@@ -347,7 +347,7 @@ func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter)
 	call.over = true
 	l.mu.Unlock()
 	call.end(nil)
-	if whole.Kind == worker.Failed && whole.Class == worker.ClassContextLost {
+	if lostDevice(whole) {
 		for _, w := range waiters {
 			l.dispatcher.blame.suspect(w.entry.call.Entry)
 		}
