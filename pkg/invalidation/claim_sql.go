@@ -376,8 +376,8 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
     NULL, {{.}}, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 {{- end}}`
 
-// tokensTemplate is the token of a lock of a weight, its argument: the last of as many as it weighs (ADR 39).
-const tokensTemplate = `{{define "tokens" -}}
+// drawTemplate is the token of a lock of a weight, its argument: the last of as many as it weighs (ADR 39).
+const drawTemplate = `{{define "tokens" -}}
     (SELECT max(nextval('penstock.token_seq')) FROM generate_series(1, {{.}}))
 {{- end}}`
 
@@ -415,7 +415,7 @@ const weightsTemplate = `{{define "weights"}}ARRAY(
                     LIMIT $5::int) r
             ORDER BY r.pos){{end}}`
 
-const claimParts = lockSoloTemplate + answerTemplate + tokensTemplate + throttledTemplate + delayedTemplate +
+const claimParts = lockSoloTemplate + answerTemplate + drawTemplate + throttledTemplate + delayedTemplate +
 	weightsTemplate
 
 var (
