@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -271,13 +272,18 @@ func (s *site) ready(ctx context.Context, addresses []string) error {
 	return nil
 }
 
+// freeAddress returns an address that stays free until a program listens there, again after each of its deaths: its
+// port is below those that the system gives to connections and to listeners that ask for any.
 func freeAddress(ctx context.Context) (string, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+	var err error
+	for range 100 {
+		address := fmt.Sprintf("127.0.0.1:%d", 20000+rand.IntN(12000))
+		var l net.Listener
+		if l, err = (&net.ListenConfig{}).Listen(ctx, "tcp", address); err == nil {
+			return address, l.Close()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String(), nil
+	return "", err
 }
 
 func (s *site) all() []*process { return slices.Concat(s.leaders, s.nodes, s.gateways) }
