@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -147,6 +148,32 @@ func TestStreamGoesOutInPartsThatKeepTheirLines(t *testing.T) {
 	if err != nil || parts.Load() != 3 || lines.Load() != 25_000 || sum.Lines != 25_000 || sum.Refused != 3 || sum.Errors[2].Line != 20_003 {
 		t.Errorf("%d parts, %d lines, %+v (%v)", parts.Load(), lines.Load(), sum, err)
 	}
+}
+
+// A transport may read the body of a request that it has answered until it closes it.
+func TestAPartOfAStreamStaysAsItWasSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var refused io.Reader
+		var sent, late []byte
+		c := client.New(client.Config{URL: "http://x", HTTP: &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
+			switch {
+			case refused == nil:
+				refused = r.Body
+				return reply(503, `{"code": "unavailable"}`), nil
+			case sent == nil:
+				sent, _ = io.ReadAll(r.Body)
+			default:
+				late, _ = io.ReadAll(refused)
+			}
+			return reply(200, `{"summary": {"lines": 1}}`), nil
+		})}})
+		_, err := c.PushStream(t.Context(), "q", func(yield func(client.Push) bool) {
+			_ = yield(client.Push{Payload: strings.Repeat("a", 5<<20)}) && yield(client.Push{Payload: "b"})
+		})
+		if err != nil || len(late) < 5<<20 || !bytes.Equal(sent, late) {
+			t.Errorf("%v: the body of the first try begins with %.40q, that of the second with %.40q", err, late, sent)
+		}
+	})
 }
 
 // A part that gets further each time is no failure, however often it is sent: the rate of a token refuses the rest.

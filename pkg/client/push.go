@@ -140,7 +140,7 @@ func (c *Client) PushStream(ctx context.Context, queue string, entries iter.Seq[
 		if err == nil {
 			total.add(answer.Summary)
 		}
-		part.Reset()
+		part = bytes.Buffer{} // a transport may still read the body of a try that was answered early
 		n = 0
 		return err
 	}
