@@ -107,6 +107,13 @@ func TestDispatcherSubmitContract(t *testing.T) {
 	))
 }
 
+// An answer without a status is the result of a sync model. One that reports a failure has a status, whatever else is in it.
+func TestAFailureWhoseClassIsNoTextIsNoResult(t *testing.T) {
+	s := workertest.NewScript(t, workertest.Says(200, `{"status":"failed","error":"out of memory","error_class":7}`))
+	o := newAdapter(t, Model{Name: "flux", Protocol: ProtocolGeneric}, s.URL, 1).Submit(t.Context(), testCall(`{}`))
+	want{kind: Failed, class: ClassOOM}.check(t, o)
+}
+
 func TestCogSubmitContract(t *testing.T) {
 	runContracts(t, Model{Name: "ocr", Protocol: ProtocolCog}, testCall(`{"image":"data:,"}`), append(common(true),
 		contract{"done", workertest.Says(200, `{"id":"entry-17","output":"text","status":"succeeded","metrics":{"predict_time":1.5}}`), want{kind: Done, result: `"text"`}},

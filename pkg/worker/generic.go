@@ -27,7 +27,7 @@ type genericReply struct {
 	Status     string          `json:"status"`
 	Result     json.RawMessage `json:"result"`
 	Error      json.RawMessage `json:"error"`
-	ErrorClass string          `json:"error_class"` // optional: one of the error classes
+	ErrorClass json.RawMessage `json:"error_class"` // optional: one of the error classes
 }
 
 func (d *generic) Submit(ctx context.Context, call Call) Outcome {
@@ -154,7 +154,7 @@ func (d *generic) failure(status int, reply genericReply, run RunRef) Outcome {
 	if isOneOf(text, d.model.Statuses.Cancelled) { // to a protocol with two ends, a cancel is a failure
 		return Outcome{Kind: Cancelled, StatusCode: status, Reason: "worker reports the run as cancelled"}
 	}
-	o := failed(namedClass(reply.ErrorClass, text, run.Request), text)
+	o := failed(namedClass(textOf(reply.ErrorClass), text, run.Request), text)
 	o.StatusCode, o.Stated = status, true
 	if o.Class == ClassBusy {
 		o.Kind = Busy
