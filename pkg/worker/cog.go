@@ -105,10 +105,24 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 	if p.ID != "" && p.ID != call.Entry {
 		return unknown(fmt.Sprintf("worker answered for prediction %q", Clip(p.ID)))
 	}
+	if status != http.StatusAccepted && !p.known() {
+		o := errorAfterOK(body, call.Payload, true)
+		o.Reason = Clip("worker answered with something that is not a prediction: " + o.Reason)
+		return o
+	}
 	// It ran: for want of room Cog answers 409.
 	o := p.outcome(call.RunRef, body).ofAccepted()
 	o.StatusCode = status
 	return o
+}
+
+// known reports whether the status is one that Cog has.
+func (p prediction) known() bool {
+	switch p.Status {
+	case "starting", "processing", "succeeded", "failed", "canceled", "cancelled", "aborted":
+		return true
+	}
+	return false
 }
 
 // outcome reads a prediction. raw is what its progress is judged by.

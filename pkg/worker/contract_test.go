@@ -126,6 +126,9 @@ func TestCogSubmitContract(t *testing.T) {
 		contract{"id in flight, Go runtime", workertest.Says(409, `prediction already exists`, "Content-Type", "text/plain"), want{kind: Accepted, remote: "entry-17"}},
 		contract{"id in flight", workertest.Says(202, `{"id":"entry-17","status":"processing","input":{}}`), want{kind: Accepted, remote: "entry-17"}},
 		contract{"not ready", workertest.Says(503, `{"error":"Setup has not finished","status":"failed"}`), want{kind: NotReady}},
+		contract{"an error without a status", workertest.Says(200, `{"detail":"boom"}`), want{kind: Failed, class: ClassTransient}},
+		contract{"an error without a status, in the words of a server that is full", workertest.Says(200, `{"detail":"queue full"}`), want{kind: Failed, class: ClassTransient}},
+		contract{"a status that is none of Cog's", workertest.Says(200, `{"id":"entry-17","status":"ok","output":1}`), want{kind: Failed, class: ClassTransient}},
 		contract{"another prediction's answer", workertest.Says(200, `{"id":"entry-18","output":"secret","status":"succeeded"}`), want{kind: Unknown, running: true}},
 	))
 }

@@ -23,11 +23,10 @@ func ParseCogCallback(run RunRef, body []byte) (Outcome, error) {
 	if p.ID != run.Entry {
 		return Outcome{}, fmt.Errorf("read cog callback: it is about prediction %q, not %q", Clip(p.ID), run.Entry)
 	}
-	switch p.Status {
-	case "starting", "processing", "succeeded", "failed", "canceled", "cancelled", "aborted":
-		return p.outcome(run, body).ofAccepted(), nil
+	if !p.known() {
+		return Outcome{}, fmt.Errorf("read cog callback: unknown status %q", Clip(p.Status))
 	}
-	return Outcome{}, fmt.Errorf("read cog callback: unknown status %q", Clip(p.Status))
+	return p.outcome(run, body).ofAccepted(), nil
 }
 
 // CallbackToken returns the unguessable part of a callback address:
