@@ -153,6 +153,7 @@ func TestOIPSubmitContract(t *testing.T) {
 	runContracts(t, model, testCall(`{"inputs":[{"name":"i","shape":[1],"datatype":"FP32","data":[1]}]}`), append(common(false),
 		contract{"done", workertest.Says(200, ok), want{kind: Done, result: ok}},
 		contract{"no outputs", workertest.Says(200, `{"model_name":"vad"}`), want{kind: Failed, class: ClassTransient}},
+		contract{"error within a success", workertest.Says(200, `{"error":"CUDA out of memory"}`), want{kind: Failed, class: ClassOOM}},
 		contract{"Triton's queue is full", workertest.Says(503, `{"error":"Exceeds maximum queue size"}`), want{kind: Busy, class: ClassBusy}},
 	))
 }

@@ -52,10 +52,12 @@ func (p *oip) Submit(ctx context.Context, call Call) Outcome {
 		case r.header.Get("Inference-Header-Content-Length") != "":
 			return failed(ClassInput, "worker answered with tensors in binary form, which no JSON result can hold: "+
 				"let it answer in JSON")
-		case !hasMember(r.body, "outputs"):
-			return failed(ClassTransient, "worker answered without outputs")
+		case hasMember(r.body, "outputs"):
+			return done(r.body, r.status)
+		case hasMember(r.body, "error"):
+			return errorAfterOK(r.body, call.Payload, false)
 		}
-		return done(r.body, r.status)
+		return failed(ClassTransient, "worker answered without outputs")
 	})
 }
 

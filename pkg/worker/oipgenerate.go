@@ -27,6 +27,8 @@ func judgeGenerate(r reply, call Call) Outcome {
 		return ClassifyAnswer(r.status, r.header, r.body, call.Payload)
 	case !json.Valid(r.body):
 		return failed(ClassTransient, "worker answered with something that is not JSON")
+	case hasMember(r.body, "error"): // as in an event of a stream
+		return errorAfterOK(r.body, call.Payload, false)
 	}
 	return done(r.body, r.status)
 }

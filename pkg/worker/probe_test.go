@@ -195,6 +195,14 @@ func TestGenerateOfTriton(t *testing.T) {
 	}
 }
 
+// A failed generation is not a result, whatever the status that carries it.
+func TestAnErrorInPlaceOfAGenerationIsAFailure(t *testing.T) {
+	s := workertest.NewScript(t, workertest.Says(200, `{"error":"CUDA out of memory"}`))
+	o := newAdapter(t, Model{Name: "m", Protocol: ProtocolOIP, Operation: OperationGenerate}, s.URL, 1).
+		Submit(t.Context(), testCall(`{"text_input":"x"}`))
+	want{kind: Failed, class: ClassOOM}.check(t, o)
+}
+
 // Servers of images work on when a connection closes: their slot must stay counted.
 func TestClosedConnectionDoesNotStopImages(t *testing.T) {
 	images := Model{Name: "m", Protocol: ProtocolOpenAI, Operation: OperationImages}
