@@ -164,6 +164,8 @@ func TestOpenAISubmitContract(t *testing.T) {
 		contract{"done", workertest.Says(200, chat), want{kind: Done, result: chat}},
 		contract{"SGLang's queue is full", workertest.Says(503, `{"error":{"message":"The request queue is full.","code":503}}`), want{kind: Busy, class: ClassBusy}},
 		contract{"engine dead", workertest.Says(503, `{"error":"EngineDeadError"}`), want{kind: NotReady, class: ClassContextLost}},
+		contract{"an answer without choices", workertest.Says(200, `{"detail":"boom"}`), want{kind: Failed, class: ClassTransient}},
+		contract{"an answer that is no object", workertest.Says(200, `"boom"`), want{kind: Failed, class: ClassTransient}},
 		contract{"error within a success", workertest.Says(200, `{"error":{"message":"context too long","code":400}}`), want{kind: Rejected, class: ClassInput}},
 		contract{"499 that nobody asked for", workertest.Says(499, `{"error":"request canceled"}`), want{kind: Failed, class: ClassTransient}},
 		contract{"TGI's generation error", workertest.Says(424, `{"error":"Request failed during generation: CUDA out of memory","error_type":"generation"}`), want{kind: Failed, class: ClassOOM}},

@@ -219,6 +219,9 @@ func (p *openAI) judge(r reply, call Call) Outcome {
 			return abortedBy(reason)
 		}
 	}
+	if generates(call.Operation) && answer.Choices == nil {
+		return failed(ClassTransient, "worker answered without choices: "+errorText(r.body))
+	}
 	if call.Operation == OperationResponses {
 		switch reason, aborted := abortReason(answer.Status); {
 		case aborted:

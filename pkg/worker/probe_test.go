@@ -168,7 +168,7 @@ func TestTokensOfABatchOfEmbeddingsAreDivided(t *testing.T) {
 
 func TestPayloadNamesItsOperation(t *testing.T) {
 	for operation, path := range operationPaths {
-		s := workertest.NewScript(t, workertest.Says(200, `{"data":[]}`))
+		s := workertest.NewScript(t, workertest.Says(200, `{"choices":[],"data":[]}`))
 		call := testCall(`{"operation":"` + operation + `","input":"x"}`)
 		o := newAdapter(t, Model{Name: "m", Protocol: ProtocolOpenAI}, s.URL+"/route/v1", 1).Submit(t.Context(), call)
 		r := s.Requests()
