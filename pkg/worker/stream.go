@@ -29,15 +29,15 @@ const acceptEvents = "text/event-stream, application/json"
 // the call's output and puts the whole answer together.
 func (w *wire) consume(ctx context.Context, stop context.CancelCauseFunc, a answer, call Call, whole parts) Outcome {
 	defer a.reply.Body.Close()
-	body := io.Reader(a.reply.Body)
+	events := newEvents(a.reply.Body, w.model.MaxResponseBytes)
 	if limit := w.model.Timeouts.NoProgress.Duration(); limit > 0 {
-		watched := watchProgress(body, max(limit, w.model.Timeouts.Start.Duration()), limit, stop)
-		defer watched.Stop()
-		body = watched
+		// The first piece may take longer: a server answers at once and then works through the prompt.
+		stalled := time.AfterFunc(max(limit, w.model.Timeouts.Start.Duration()), func() { stop(ErrNoProgress) })
+		defer stalled.Stop()
+		events.came = func() { stalled.Reset(limit) }
 	}
 	out := newChunker(ctx, call.Output)
-	o := w.follow(newEvents(body, w.model.MaxResponseBytes), whole, out, call.Payload,
-		func(err error) Outcome { return w.broken(ctx, a, err) })
+	o := w.follow(events, whole, out, call.Payload, func(err error) Outcome { return w.broken(ctx, a, err) })
 	if err := out.Close(); err != nil && o.Kind == Done {
 		// The result below is whole; what was lost is the log of its parts.
 		o.Err = fmt.Errorf("write output: %w", err)
@@ -98,6 +98,10 @@ type events struct {
 	left  int64
 	limit int64
 	cut   bool // the stream ended within an event
+
+	// came is called when data has come, or a part of a long line of it. Comments and empty lines, by which a server
+	// or one in front of it keeps the connection alive, tell nothing of the model. Nil: no call.
+	came func()
 }
 
 func newEvents(r io.Reader, limit int64) *events {
@@ -146,6 +150,9 @@ func (e *events) line() ([]byte, error) {
 			return nil, &TooLargeError{LimitBytes: e.limit}
 		}
 		line = append(line, part...)
+		if e.came != nil && bytes.HasPrefix(line, []byte("data")) {
+			e.came()
+		}
 		if errors.Is(err, bufio.ErrBufferFull) {
 			continue
 		}
@@ -155,25 +162,3 @@ func (e *events) line() ([]byte, error) {
 		return bytes.TrimRight(line, "\r\n"), nil
 	}
 }
-
-// progressReader ends the call when nothing has arrived for a while. The first bytes may take longer:
-// a server answers at once and then works through the prompt.
-type progressReader struct {
-	io.Reader
-	timer *time.Timer
-	limit time.Duration
-}
-
-func watchProgress(r io.Reader, first, limit time.Duration, stop context.CancelCauseFunc) *progressReader {
-	return &progressReader{Reader: r, limit: limit, timer: time.AfterFunc(first, func() { stop(ErrNoProgress) })}
-}
-
-func (r *progressReader) Read(p []byte) (int, error) {
-	n, err := r.Reader.Read(p)
-	if n > 0 {
-		r.timer.Reset(r.limit)
-	}
-	return n, err
-}
-
-func (r *progressReader) Stop() { r.timer.Stop() }

@@ -153,15 +153,17 @@ func TestStalledStreamSaysWhy(t *testing.T) {
 	}
 }
 
-// slowStream is a transport whose answer is a stream of pieces, each of which takes so long.
+// slowStream is a transport whose answer is a stream of pieces, each of which takes so long, until the call ends.
 type slowStream struct {
 	takes  time.Duration
 	pieces []string
+	call   context.Context
 }
 
 func (s *slowStream) RoundTrip(r *http.Request) (*http.Response, error) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	r.Body.Close()
+	s.call = r.Context()
 	return &http.Response{
 		StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}},
 		Body: io.NopCloser(s), ContentLength: -1,
@@ -174,6 +176,9 @@ func (s *slowStream) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	time.Sleep(s.takes)
+	if s.call.Err() != nil {
+		return 0, s.call.Err()
+	}
 	n := copy(p, s.pieces[0])
 	if s.pieces[0] = s.pieces[0][n:]; s.pieces[0] == "" {
 		s.pieces = s.pieces[1:]
@@ -184,12 +189,34 @@ func (s *slowStream) Read(p []byte) (int, error) {
 func TestSlowStreamIsNotStalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pieces := append(slices.Repeat([]string{token("a")}, 6), stopEvent, doneEvent)
-		slow := &slowStream{1900 * time.Millisecond, pieces} // each within the limit of 2 s
+		slow := &slowStream{takes: 1900 * time.Millisecond, pieces: pieces} // each within the limit of 2 s
 		o := answering(t, impatientModel(), slow).Submit(t.Context(), testCall(`{}`))
 		if o.Kind != Done || !bytes.Contains(o.Result, []byte(`"aaaaaa"`)) {
 			t.Errorf("got %s %s (%s)", o.Kind, o.Result, o.Reason)
 		}
 	})
+}
+
+// A router keeps the connection to its client alive also while the engine behind it has stopped.
+func TestASignOfLifeIsNoPieceOfAStream(t *testing.T) {
+	for name, c := range map[string]struct {
+		pieces []string
+		stalls bool
+	}{
+		"after a piece":          {append([]string{token("a")}, slices.Repeat([]string{": keep-alive\n\n"}, 9)...), true},
+		"empty lines":            {append([]string{token("a")}, slices.Repeat([]string{"\n"}, 9)...), true},
+		"before the first piece": {[]string{": accepted\n\n", "", "", token("a"), stopEvent, doneEvent}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				slow := &slowStream{takes: 1900 * time.Millisecond, pieces: c.pieces}
+				o := answering(t, impatientModel(), slow).Submit(t.Context(), testCall(`{}`))
+				if stalled := errors.Is(o.Err, ErrNoProgress); stalled != c.stalls || !stalled && o.Kind != Done {
+					t.Errorf("got %s (%s)", o.Kind, o.Reason)
+				}
+			})
+		})
+	}
 }
 
 func TestOutputHoldsTheWholeStream(t *testing.T) {
