@@ -181,6 +181,10 @@ func TestUsageIsReported(t *testing.T) {
 	if got := TokensOf(json.RawMessage(response)); got != want {
 		t.Errorf("response: got %+v, want %+v", got, want)
 	}
+	half := `{"prompt_tokens":12,"completion_tokens":5,"total_tokens":"17","prompt_tokens_details":"none"}`
+	if got := TokensOf(json.RawMessage(half)); got != (Tokens{In: 12, Out: 5}) {
+		t.Errorf("usage with a member of another type: got %+v", got)
+	}
 }
 
 // Of two choices only one has begun when the server closes without [DONE]: the answer is not whole.

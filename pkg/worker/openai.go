@@ -249,8 +249,8 @@ func TokensOf(usage json.RawMessage) Tokens {
 		PromptDetails details `json:"prompt_tokens_details"`
 		InputDetails  details `json:"input_tokens_details"`
 	}
-	if !isSet(usage) || json.Unmarshal(usage, &u) != nil {
-		return Tokens{}
+	if isSet(usage) {
+		_ = json.Unmarshal(usage, &u) // a member of another type is none; the others are read
 	}
 	t := Tokens{
 		In: max(u.Prompt, u.Input, 0), Cached: max(u.PromptDetails.Cached, u.InputDetails.Cached, 0),
