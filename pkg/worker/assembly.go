@@ -14,8 +14,12 @@ type assembly struct {
 	members map[string]json.RawMessage // of the answer, besides choices: the first id and time, the last of the rest
 	choices []*choice
 	wanted  int   // choices that were asked for
-	bytes   int64 // of what is kept, as it was sent
+	bytes   int64 // of what is kept, as it was sent or, where nothing was, as the answer has it
 }
+
+// Bytes that a choice and a call of a tool of which nothing was sent have in the answer, about: one index in a stream
+// makes all those before it.
+const emptyChoiceBytes, emptyToolBytes = 100, 80
 
 type choice struct {
 	chat         bool               // it has deltas, not a text
@@ -109,6 +113,7 @@ func (w *assembly) addChoice(members map[string]json.RawMessage) error {
 		return errors.New("choice index out of range")
 	}
 	for len(w.choices) <= index {
+		w.bytes += emptyChoiceBytes
 		w.choices = append(w.choices, &choice{
 			message: map[string]*merged{}, members: map[string]*merged{},
 		})
@@ -150,7 +155,7 @@ func (w *assembly) addDelta(into *choice, raw json.RawMessage) error {
 		var err error
 		if name == "tool_calls" {
 			w.bytes += int64(len(value))
-			err = into.addTools(value)
+			err = w.addTools(into, value)
 		} else {
 			err = w.merge(into.message, name, value)
 		}
@@ -161,7 +166,7 @@ func (w *assembly) addDelta(into *choice, raw json.RawMessage) error {
 	return nil
 }
 
-func (c *choice) addTools(raw json.RawMessage) error {
+func (w *assembly) addTools(c *choice, raw json.RawMessage) error {
 	var deltas []toolDelta
 	if err := json.Unmarshal(raw, &deltas); err != nil {
 		return err
@@ -171,6 +176,7 @@ func (c *choice) addTools(raw json.RawMessage) error {
 			return errors.New("tool call index out of range")
 		}
 		for len(c.tools) <= t.Index {
+			w.bytes += emptyToolBytes
 			c.tools = append(c.tools, &toolCall{Type: "function"})
 		}
 		into := c.tools[t.Index]

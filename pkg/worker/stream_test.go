@@ -394,6 +394,16 @@ func TestEverythingThatIsKeptOfAStreamCounts(t *testing.T) {
 			t.Errorf("%s: 100 of 1000 bytes count as %d", name, whole.bytes)
 		}
 	}
+	filled := newAssembly(1)
+	for i := range 16 {
+		last := fmt.Appendf(nil, `{"choices":[{"index":%d,"delta":{"tool_calls":[{"index":1023}]}}]}`, 64*i)
+		if err := filled.add(last); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := int64(len(filled.outcome().Result)); filled.bytes < n {
+		t.Errorf("%d bytes with the choices and calls of tools before those that were sent count as %d", n, filled.bytes)
+	}
 	whole := newAssembly(1)
 	for range 100 {
 		if err := whole.add([]byte(`{"id":"c1","usage":{"note":"` + long + `"}}`)); err != nil {
