@@ -94,6 +94,29 @@ func TestRunWhoseResultCannotBeRecordedFails(t *testing.T) {
 	}
 }
 
+// The failure for a result that was refused read the notes of its lock, which the handler of a later entry may be
+// writing.
+func TestAnEndingThatIsRefusedFailsWithoutNotes(t *testing.T) {
+	l := &Lock{Entries: []Entry{{ID: 1}, {ID: 2}}}
+	done := Done(l, 1, json.RawMessage(`{}`), 0)
+	done.Last = true
+	noted := make(chan struct{})
+	go func() {
+		defer close(noted)
+		(&Run{Lock: l, Entry: l.Entries[1]}).Note(json.RawMessage(`{"gpu_ms": 3}`))
+	}()
+	first, ok := done.Refused(errors.New("invalid input syntax"))
+	<-noted
+	noting := Done(l, 2, nil, 0)
+	second, _ := noting.Refused(errors.New("invalid input syntax"))
+	if !ok || first.Verb() != "fail" || first.Entry != 1 || first.Lock != l || !first.Last || second.failure.meta != nil {
+		t.Errorf("%+v and %+v, want failures without notes", first, second)
+	}
+	if _, ok := first.Refused(errors.New("again")); ok {
+		t.Error("the failure for an ending that was refused has one of its own")
+	}
+}
+
 func TestNoteThatCannotBeKeptIsLeftOut(t *testing.T) {
 	l := &Lock{}
 	r := &Run{Lock: l, Entry: Entry{ID: 7}}

@@ -24,6 +24,7 @@ type Ending struct {
 	throttle throttleOrder
 	ran      time.Duration
 	meta     json.RawMessage // see Run.Note
+	instead  bool            // it stands in place of an ending that was refused, see Refused
 }
 
 type verb int
@@ -59,6 +60,16 @@ func Retry(l *Lock, e EntryID, f Failure, delay, ran time.Duration) Ending {
 func Fail(l *Lock, e EntryID, f Failure, ran time.Duration) Ending {
 	f.meta = l.notes[e]
 	return Ending{Lock: l, Entry: e, verb: verbFail, failure: f, ran: ran}
+}
+
+// Refused returns the failure that takes the place of an ending whose values the database refuses with err. It has
+// nothing that the handler returned or noted, and reads no notes: a handler of a later entry of the lock may be writing
+// them (see Run.Note). ok is false for an ending that is such a failure itself: nothing takes its place.
+func (e *Ending) Refused(err error) (failure Ending, ok bool) {
+	return Ending{
+		Lock: e.Lock, Entry: e.Entry, Last: e.Last, verb: verbFail, instead: true,
+		failure: Failure{Class: "result", Error: "result cannot be recorded: " + err.Error()},
+	}, !e.instead
 }
 
 // Release hands a run back without spending an attempt: no capacity, drain or shutdown. The key keeps its

@@ -67,13 +67,6 @@ type Lock struct {
 // Compare orders locks by the positions that they were claimed from.
 func (l *Lock) Compare(other *Lock) int { return cmp.Compare(l.position, other.position) }
 
-// WithoutNotes is a copy of the lock with nothing that handlers noted, see Run.Note.
-func (l *Lock) WithoutNotes() *Lock {
-	bare := *l
-	bare.notes = nil
-	return &bare
-}
-
 // tidOf is the tid of one of the entries, not valid if the claim did not return it.
 func (l *Lock) tidOf(id EntryID) (tid pgtype.TID) {
 	for i := range l.Entries {

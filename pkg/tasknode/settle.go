@@ -103,15 +103,13 @@ func (n *Node) isolateRefused(ctx context.Context, p pile, err error) pile {
 	if len(p.endings) > 1 {
 		return n.recordHalves(ctx, p)
 	}
-	e, lock := p.endings[0], p.jobs[0].lock
-	if !postgres.RefusesRow(err) || e.Lock != lock { // or this is the failure that is made below
+	e := &p.endings[0]
+	failed, ok := e.Refused(err)
+	if !ok || !postgres.RefusesRow(err) {
 		n.leaveToRecovery(p, err)
 		return pile{}
 	}
 	n.cfg.Log.Error("ending cannot be recorded, its entry fails", "queue", p.queue.Name, "entry", e.Entry, "error", err)
-	failed := invalidation.Fail(lock.WithoutNotes(), e.Entry,
-		invalidation.Failure{Class: "result", Error: "result cannot be recorded: " + err.Error()}, 0)
-	failed.Last = e.Last
 	return n.record(ctx, pile{queue: p.queue, endings: []invalidation.Ending{failed}, jobs: p.jobs}, true)
 }
 
