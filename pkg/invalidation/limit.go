@@ -11,12 +11,14 @@ import (
 // lock. An entry that has ended is not refunded again, however often its ending is settled.
 const refundSQL = `
 SELECT penstock.refund($1, $2, $3, ARRAY(
-       SELECT (k.unrun + (SELECT count(*)
-                            FROM unnest($6::bigint[], $7::bigint[]) c(id, token)
-                           CROSS JOIN LATERAL (SELECT FROM penstock.entry_X WHERE queue_id = $1
-                               AND id = c.id OFFSET 0) e
-                           WHERE c.token = k.token))::int
-         FROM unnest($3::bigint[], $4::int[]) WITH ORDINALITY k(token, unrun, ord) ORDER BY ord), $5)`
+       SELECT sum(x.n)::int
+         FROM (SELECT k.token, k.unrun AS n, k.ord
+                 FROM unnest($3::bigint[], $4::int[]) WITH ORDINALITY k(token, unrun, ord)
+                UNION ALL
+               SELECT c.token, 1, NULL
+                 FROM unnest($6::bigint[], $7::bigint[]) c(id, token)
+                CROSS JOIN LATERAL (SELECT FROM penstock.entry_X WHERE queue_id = $1 AND id = c.id OFFSET 0) e) x
+        GROUP BY x.token ORDER BY min(x.ord)), $5)`
 
 // refunds are the arguments of refundSQL.
 type refunds struct {

@@ -302,6 +302,28 @@ func TestUnracedClaimsUnderLimitsNeverScanTheBacklog(t *testing.T) {
 	b.exec(b.pool, `TRUNCATE penstock.entry_work, penstock.ready, penstock.lock`)
 }
 
+// A refund compared each lock with all entries that end before they ran: 53 to 71 ms for 1,000 of both.
+func TestUnracedARefundReadsEachEndingOnce(t *testing.T) {
+	const n = 100
+	b := newBed(t, Config{})
+	ids := make([]string, n)
+	for i, id := range b.pushAll(b.pool, make([]Push, n)...) {
+		ids[i] = fmt.Sprint(id)
+	}
+	all := strings.Join(ids, ",")
+	refund := statement{b.q.sql.refund, fmt.Sprintf(`%[1]d, '{%[2]s}', '{%[2]s}', array_fill(0, '{%[3]d}'), array_fill(false, '{%[3]d}'),
+		'{%[2]s}', '{%[2]s}'`, b.q.ID, all, n)}
+	read := 0.0
+	b.explainer().explain("refund", refund).walk(func(p *plan) {
+		if p.Type == "Function Scan" {
+			read += p.Loops * (p.Rows + p.Removed)
+		}
+	})
+	if read != 2*n {
+		t.Errorf("%v rows of locks and endings are read, want %d", read, 2*n)
+	}
+}
+
 // buffersAt explains every hot statement on each of the connections, with that many solo entries and groups locked,
 // and returns the most buffers that each read.
 func (b *bed) buffersAt(when string, solo, groups int, connections ...*explainer) map[string]int {
