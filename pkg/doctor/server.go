@@ -104,9 +104,49 @@ func checkDurability(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) 
 	return f, nil
 }
 
+// byDutySQL reads whether this session is read-only by default because its role is, and whether that role has a duty.
+const byDutySQL = `
+SELECT s.source IN ('user', 'database user') AND NOT me.rolsuper AND EXISTS (
+       SELECT FROM penstock.database_role r JOIN pg_roles duty ON duty.rolname = r.role
+        WHERE pg_has_role(duty.oid, 'MEMBER'))
+  FROM pg_settings s JOIN pg_roles me ON me.rolname = current_user
+ WHERE s.name = 'default_transaction_read_only'`
+
+// readOnlyRoles returns the places at which roles with one of the duties are read-only by default.
+func readOnlyRoles(ctx context.Context, tx pgx.Tx, duties ...string) ([]string, error) {
+	return settingsOf(ctx, tx, dutySettingsSQL, "default_transaction_read_only",
+		func(value string) bool { return !isOff(value) }, duties)
+}
+
+// checkReadOnlyRoles looks for roles with a duty that writes whose transactions are read-only by default.
+func checkReadOnlyRoles(ctx context.Context, tx pgx.Tx) (Finding, error) {
+	programs, err := readOnlyRoles(ctx, tx, "leader", "node", "gateway", "push")
+	if err != nil {
+		return Finding{}, err
+	}
+	if len(programs) > 0 {
+		return Finding{
+			Severity: Critical, Details: programs,
+			Summary: "transactions of programs are read-only by default",
+			Advice: "Reset default_transaction_read_only there: programs end sessions that cannot write, and work " +
+				"once they have connected anew.",
+		}, nil
+	}
+	operators, err := readOnlyRoles(ctx, tx, "operator")
+	if err != nil || len(operators) == 0 {
+		return Finding{}, err
+	}
+	return Finding{
+		Severity: Warning, Details: operators,
+		Summary: "transactions of operators are read-only by default",
+		Advice: "No program stops, but operators with such a role change nothing until they set " +
+			"default_transaction_read_only to off. Reset it there, or give them the duty read.",
+	}, nil
+}
+
 func checkIsolation(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	var isolation, readOnly string
-	var replica, duties bool
+	var replica, duties, byDuty bool
 	err := tx.QueryRow(ctx, `
 		SELECT current_setting('default_transaction_isolation'), current_setting('default_transaction_read_only'),
 		       pg_is_in_recovery(),
@@ -116,13 +156,18 @@ func checkIsolation(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	if err != nil {
 		return Finding{}, err
 	}
+	if duties && readOnly == "on" {
+		if err := tx.QueryRow(ctx, byDutySQL).Scan(&byDuty); err != nil {
+			return Finding{}, err
+		}
+	}
 	switch {
 	case replica:
 		return Finding{
 			Severity: Critical, Summary: "this is a standby: it cannot be written to",
 			Advice: "Point Penstock at the primary (target_session_attrs=read-write in the address).",
 		}, nil
-	case readOnly == "on":
+	case readOnly == "on" && !byDuty: // a role with a duty is judged by that
 		return Finding{
 			Severity: Critical, Summary: "transactions are read-only by default",
 			Advice: "Find out why default_transaction_read_only was set (a full disk?), then reset it.",
@@ -139,21 +184,10 @@ func checkIsolation(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	if err != nil {
 		return Finding{}, err
 	}
-	var readOnlyRoles []string
 	if duties { // else there is no schema, as another check says
-		readOnlyRoles, err = settingsOf(ctx, tx, writersSQL, "default_transaction_read_only",
-			func(value string) bool { return !isOff(value) })
-	}
-	if err != nil {
-		return Finding{}, err
-	}
-	if len(readOnlyRoles) > 0 {
-		return Finding{
-			Severity: Critical, Details: readOnlyRoles,
-			Summary: "transactions of roles that write are read-only by default",
-			Advice: "Reset default_transaction_read_only there: programs end sessions that cannot write, and work " +
-				"once they have connected anew.",
-		}, nil
+		if f, err := checkReadOnlyRoles(ctx, tx); err != nil || f.Severity != "" {
+			return f, err
+		}
 	}
 	if len(overrides) > 0 {
 		return Finding{

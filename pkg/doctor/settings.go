@@ -25,11 +25,11 @@ SELECT o.value, format('%s=%s of %s%s', o.name, o.value,
   LEFT JOIN pg_database d ON d.oid = s.setdatabase
  WHERE o.name = $1 AND (s.setdatabase = 0 OR d.datname = current_database())`
 
-// writersSQL is settingsSQL without those of roles that Penstock gives nothing to write: readers, and roles of others.
-const writersSQL = settingsSQL + `
+// dutySettingsSQL is settingsSQL without those of roles that have none of the duties $2, and of superusers.
+const dutySettingsSQL = settingsSQL + `
    AND (s.setrole = 0 OR EXISTS (
         SELECT FROM penstock.database_role r JOIN pg_roles duty ON duty.rolname = r.role
-         WHERE r.duty <> 'read' AND pg_has_role(s.setrole, duty.oid, 'MEMBER'))
+         WHERE r.duty = ANY ($2) AND pg_has_role(s.setrole, duty.oid, 'MEMBER'))
        AND NOT (SELECT rolsuper FROM pg_roles WHERE oid = s.setrole))`
 
 // A session that overrides a setting does not see the server's own value: only the files have it, and few roles may
@@ -50,12 +50,13 @@ func settingsThat(ctx context.Context, tx pgx.Tx, name string, bad func(value st
 	return settingsOf(ctx, tx, settingsSQL, name, bad)
 }
 
-// settingsOf is settingsThat for the roles that sql leaves.
+// settingsOf is settingsThat for the roles that sql leaves, whose arguments beyond the name are more.
 func settingsOf(
-	ctx context.Context, tx pgx.Tx, sql, name string, bad func(value string) bool,
+	ctx context.Context, tx pgx.Tx, sql, name string, bad func(value string) bool, more ...any,
 ) ([]string, error) {
 	type setting struct{ Value, Place string }
-	found, err := pgx.CollectRows(postgres.Query(ctx, tx, sql, name), pgx.RowToStructByPos[setting])
+	found, err := pgx.CollectRows(postgres.Query(ctx, tx, sql, append([]any{name}, more...)...),
+		pgx.RowToStructByPos[setting])
 	if err != nil {
 		return nil, fmt.Errorf("read settings of roles: %w", err)
 	}

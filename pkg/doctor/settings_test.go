@@ -129,7 +129,7 @@ func TestLimitsOfRolesThatPenstockDoesNotUseAreNotJudged(t *testing.T) {
 // Its own session tells the doctor nothing of the roles of programs. Readers may be kept from writing.
 func TestAWriterThatIsReadOnlyByDefaultIsCritical(t *testing.T) {
 	pool := newPool(t)
-	for duty, severity := range map[string]Severity{"node": Critical, "read": Fine, "": Fine} {
+	for duty, severity := range map[string]Severity{"node": Critical, "operator": Warning, "read": Fine, "": Fine} {
 		role := pgx.Identifier{"test_" + strings.ToLower(rand.Text()[:10])}.Sanitize()
 		exec(t, pool, `CREATE ROLE `+role+`; ALTER ROLE `+role+` SET default_transaction_read_only = on`)
 		if duty != "" {
@@ -142,6 +142,32 @@ func TestAWriterThatIsReadOnlyByDefaultIsCritical(t *testing.T) {
 			continue
 		}
 		want(t, f, severity, "default_transaction_read_only=on of role "+strings.Trim(role, `"`), "Reset")
+	}
+}
+
+// The doctor said to an operator, and to a reader, that no transaction can write, where theirs alone are kept from it.
+func TestADoctorWhoseOwnRoleIsReadOnlyJudgesItByItsDuty(t *testing.T) {
+	pool := newPool(t)
+	for duty, severity := range map[string]Severity{"node": Critical, "operator": Warning, "read": Fine} {
+		role := "test_" + strings.ToLower(rand.Text()[:10])
+		exec(t, pool, `CREATE ROLE `+role+` LOGIN PASSWORD 'x'; ALTER ROLE `+role+` SET default_transaction_read_only = on`)
+		exec(t, pool, `SELECT penstock.grant_duty('`+duty+`', '`+role+`')`)
+		cfg := pool.Config().ConnConfig.Copy()
+		cfg.User, cfg.Password = role, "x"
+		conn, err := pgx.ConnectConfig(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := find(t, conn, "isolation", Config{})
+		if err := conn.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		exec(t, pool, `DELETE FROM penstock.database_role; DROP OWNED BY `+role+`; DROP ROLE `+role)
+		if severity == Fine {
+			want(t, f, Fine)
+			continue
+		}
+		want(t, f, severity, "default_transaction_read_only=on of role "+role)
 	}
 }
 
