@@ -107,6 +107,7 @@ func (d *Deadlines) readParts(
 			}
 		}
 	}
+	d.cfg.failing.Note(ctx, d.cfg.Log, slog.LevelWarn, readAll, readAll, nil)
 	return true, nil
 }
 

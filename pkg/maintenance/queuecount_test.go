@@ -1,7 +1,11 @@
 package maintenance
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -91,4 +95,27 @@ func TestManyQueuesAreReadOnASlowDatabase(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The log said that queues could not be read in time, and never that they could again.
+func TestQueuesThatAreReadInTimeAgainHaveALine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		queues := make([]*invalidation.Queue, 1000)
+		for i := range queues {
+			queues[i] = &invalidation.Queue{ID: int32(i + 1), Name: "q"}
+		}
+		db := &laden{takes: time.Millisecond, slow: 321, more: time.Hour, read: map[int32]int{}}
+		var text bytes.Buffer
+		d := NewDeadlines(db, nil, Config{Log: slog.New(slog.NewTextHandler(&text, nil))})
+		for range 2 {
+			if _, err := d.visit(t.Context(), queues); err != nil {
+				t.Fatal(err)
+			}
+			db.more = 0
+		}
+		want := []string{"trying again", "works again"}
+		if lines := strings.Split(strings.TrimSpace(text.String()), "\n"); !slices.EqualFunc(lines, want, strings.Contains) {
+			t.Errorf("the log is %s, want lines with %q", text.String(), want)
+		}
+	})
 }
