@@ -53,6 +53,12 @@ func (w *wants) remove(l *lane) {
 	}
 }
 
+// expire removes the lanes that were not refused again for wantedFor. A lane whose queue or flow is paused is one.
+func (w *wants) expire(now time.Time) {
+	w.lanes = slices.DeleteFunc(w.lanes, func(l *lane) bool { return now.Sub(l.want.at) > wantedFor })
+	w.any.Store(len(w.lanes) > 0)
+}
+
 // want notes that a lane was refused what running jobs have: a permit of the node, or what all jobs of the queue share.
 func (t *laneTable) want(l *lane, permit bool, now time.Time) {
 	l.want.at, l.want.permit = now, permit
@@ -71,14 +77,11 @@ func (t *laneTable) givesWay(own *lane, held func(laneKey) int, now time.Time) b
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.wants.expire(now)
 	candidates := append(make([]*fairness.Candidate, 0, 1+len(t.wants.lanes)), &own.Candidate)
 	lanes := append(make([]*lane, 0, 1+len(t.wants.lanes)), own)
 	mine := held(own.key)
-	for _, l := range slices.Clone(t.wants.lanes) {
-		if now.Sub(l.want.at) > wantedFor {
-			t.wants.remove(l)
-			continue
-		}
+	for _, l := range t.wants.lanes {
 		theirs := held(l.key)
 		fewer := theirs == 0 || theirs+1 < mine
 		open := l.lease == nil && now.Sub(l.want.gaveWayAt) > giveWayEvery
@@ -114,6 +117,10 @@ func (t *laneTable) granted(now time.Time) *lane {
 
 // inTurn says that a lane was refused of late for want of what the jobs of its queue share. Then no lane is
 // claimed from while one that ranks before it is: it could take what came free for that one.
-func (t *laneTable) inTurn() bool {
-	return t.wants.any.Load() && slices.ContainsFunc(t.wants.lanes, func(l *lane) bool { return !l.want.permit })
+func (t *laneTable) inTurn(now time.Time) bool {
+	if !t.wants.any.Load() {
+		return false
+	}
+	t.wants.expire(now)
+	return slices.ContainsFunc(t.wants.lanes, func(l *lane) bool { return !l.want.permit })
 }

@@ -223,7 +223,7 @@ func (t *laneTable) take(affinity Affinity, idle bool, most int, now time.Time) 
 		l.Queue = t.queues[l.key.queue].queue
 		t.candidates, t.ranked = append(t.candidates, &l.Candidate), append(t.ranked, l)
 	}
-	t.chosen = t.ranker.Next(t.chosen[:0], t.candidates, most, idle && !t.inTurn())
+	t.chosen = t.ranker.Next(t.chosen[:0], t.candidates, most, idle && !t.inTurn(now))
 	leases := make([]*laneLease, 0, len(t.chosen))
 	for n, i := range t.chosen {
 		l := t.ranked[i]

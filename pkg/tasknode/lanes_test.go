@@ -45,6 +45,22 @@ func TestWhatComesFreeDuringALeaseIsNotMissed(t *testing.T) {
 	}
 }
 
+// A lane of a queue that was paused after a refusal is not tried again. As long as the pause lasted, no lane was claimed
+// from beside one that ranks before it.
+func TestALaneThatIsNotRefusedAgainKeepsNoOthersInTurn(t *testing.T) {
+	table := newLaneTable(&turns{})
+	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	table.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
+	now := time.Now()
+	table.endRefused(takeOne(table, nil, true, now), refusedByLimit, now, exactly)
+	if !table.inTurn(now.Add(wantedFor)) {
+		t.Error("others are not in turn although a lane was refused")
+	}
+	if table.inTurn(now.Add(2 * wantedFor)) {
+		t.Error("others are in turn for a lane that was not refused again")
+	}
+}
+
 // What all lanes of a queue share is asked for once, not by each lane; other queues go on.
 func TestLanesOfAQueueThatIsRefusedRestTogether(t *testing.T) {
 	table := newLaneTable(&turns{})
