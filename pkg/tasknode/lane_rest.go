@@ -22,6 +22,14 @@ func (r rest) lasts(now time.Time, present epoch) bool {
 	return now.Before(r.until) && (!r.refused() || !r.refusedIn.over(present))
 }
 
+// left is how much longer the rest lasts, 0 if it is over.
+func (r rest) left(now time.Time, present epoch) time.Duration {
+	if !r.lasts(now, present) {
+		return 0
+	}
+	return r.until.Sub(now)
+}
+
 // refused says that the rest is that of a refusal, which may end early.
 func (r rest) refused() bool { return r.refusedIn != epoch{} }
 
@@ -57,10 +65,7 @@ func (t *laneTable) rested(now time.Time) time.Duration {
 	defer t.mu.Unlock()
 	first := time.Hour
 	for _, l := range t.awake {
-		left := l.rest.until.Sub(now)
-		if s := t.queues[l.key.queue]; s.rest.lasts(now, t.epoch) {
-			left = max(left, s.rest.until.Sub(now))
-		}
+		left := max(l.rest.left(now, t.epoch), t.queues[l.key.queue].rest.left(now, t.epoch))
 		if l.lease == nil && left > 0 {
 			first = min(first, left)
 		}

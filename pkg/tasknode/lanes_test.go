@@ -45,6 +45,22 @@ func TestWhatComesFreeDuringALeaseIsNotMissed(t *testing.T) {
 	}
 }
 
+// The node woke once more for a lane that could be claimed from already.
+func TestARefusalThatIsOverIsNotWaitedFor(t *testing.T) {
+	table := newLaneTable(&turns{})
+	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	table.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
+	now := time.Now()
+	table.endRefused(takeOne(table, nil, true, now), refusedByGate, now, lasting(time.Minute))
+	if rest := table.rested(now); rest != time.Minute {
+		t.Errorf("the node rests for %v, want as long as the lane does", rest)
+	}
+	table.nextEpoch()
+	if rest := table.rested(now); rest != time.Hour {
+		t.Errorf("the node rests for %v, want an hour: no lane rests", rest)
+	}
+}
+
 // A lane of a queue that was paused after a refusal is not tried again. As long as the pause lasted, no lane was claimed
 // from beside one that ranks before it.
 func TestALaneThatIsNotRefusedAgainKeepsNoOthersInTurn(t *testing.T) {
