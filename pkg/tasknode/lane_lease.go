@@ -88,6 +88,7 @@ func (t *laneTable) end(v *laneLease, e claimEnd, now time.Time, jitter func(tim
 	}
 	switch {
 	case e.err != nil: // failed
+		l.contentions = 0
 		t.leave(v, after(refusedRest))
 	case c.TryLater: // contended
 		// The other claimer leaves the lane within a few milliseconds, but others may come.

@@ -1,6 +1,7 @@
 package tasknode
 
 import (
+	"errors"
 	"slices"
 	"strconv"
 	"testing"
@@ -58,6 +59,26 @@ func TestARefusalThatIsOverIsNotWaitedFor(t *testing.T) {
 	table.nextEpoch()
 	if rest := table.rested(now); rest != time.Hour {
 		t.Errorf("the node rests for %v, want an hour: no lane rests", rest)
+	}
+}
+
+// A lane whose claim failed after another claimer had been in it counted as leased by another node for as long as it
+// rested.
+func TestAClaimThatFailedIsNoContention(t *testing.T) {
+	table := newLaneTable(&turns{})
+	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	table.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
+	now := time.Now()
+	lease := takeOne(table, nil, true, now)
+	table.end(lease, claimEnd{answer: invalidation.Claimed{TryLater: true}}, now, exactly)
+	if !lease.lane.elsewhere(now) {
+		t.Error("no other claimer is known in a lane that was contended")
+	}
+	now = now.Add(time.Second)
+	lease = takeOne(table, nil, true, now)
+	table.end(lease, claimEnd{err: errors.New("away")}, now, exactly)
+	if lease.lane.elsewhere(now) {
+		t.Error("another claimer is known in a lane whose claim failed")
 	}
 }
 
