@@ -46,7 +46,7 @@ func TestARefusedPushWritesNothing(t *testing.T) {
 // two entries.
 func TestARefusalForTheDepthNamesNoSmallerOne(t *testing.T) {
 	b := newBed(t, Config{})
-	b.exec(b.pool, `SELECT penstock.make_partition('sample', 0)`)
+	b.exec(b.pool, `CREATE TABLE penstock.sample_ever PARTITION OF penstock.sample FOR VALUES FROM (MINVALUE) TO (MAXVALUE)`)
 	b.exec(b.pool, `INSERT INTO penstock.sample SELECT (s.m).* FROM (SELECT penstock.measure(q) m FROM penstock.queue q WHERE id = $1) s`, b.q.ID)
 	b.exec(b.pool, `UPDATE penstock.queue SET refusal = '{"reason": "depth", "capacity": 40, "release": 38}' WHERE id = $1`, b.q.ID)
 	_, err := b.q.Push(b.ctx, Push{Payload: json.RawMessage(`{}`)})

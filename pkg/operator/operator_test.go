@@ -505,7 +505,7 @@ func TestRatesComeFromTwoSnapshots(t *testing.T) {
 func TestListOfQueuesReadsSamplesWhereThereAreSome(t *testing.T) {
 	b := newBed(t)
 	b.push(invalidation.Push{})
-	b.exec(`SELECT penstock.make_partition('sample', 0)`)
+	b.exec(`CREATE TABLE penstock.sample_ever PARTITION OF penstock.sample FOR VALUES FROM (MINVALUE) TO (MAXVALUE)`)
 	b.exec(`INSERT INTO penstock.sample SELECT (s).* FROM (SELECT jsonb_populate_record(penstock.measure(q), '{"pending": 77, "in_per_second": 5, "out_per_second": 4}') AS s
 	          FROM penstock.queue q WHERE q.name = 'work') x`)
 	find := func(queues []Queue, err error) Queue {

@@ -54,7 +54,7 @@ func TestPauseStopsFlowModelAndApplication(t *testing.T) {
 // The sample was taken before the change.
 func TestListOfQueuesHasWhatIsStoppedNow(t *testing.T) {
 	b := newQueueBed(t, Config{Application: "shop"})
-	b.exec(b.pool, `SELECT penstock.make_partition('sample', 0)`)
+	b.exec(b.pool, `CREATE TABLE penstock.sample_ever PARTITION OF penstock.sample FOR VALUES FROM (MINVALUE) TO (MAXVALUE)`)
 	sample := func() {
 		b.exec(b.pool, `TRUNCATE penstock.sample`)
 		b.exec(b.pool, `INSERT INTO penstock.sample SELECT (penstock.measure(q)).* FROM penstock.queue q`)
