@@ -312,7 +312,8 @@ func moment(flag, text string) (operator.Moment, error) {
 		return m, nil
 	}
 	if err := m.UnmarshalText([]byte(text)); err != nil {
-		return m, usagef("--%s is %q: want a time like 2006-01-02T15:04:05Z, or a duration from now like 10m",
+		return m, usagef("--%s is %q: want a time like 2006-01-02T15:04:05Z, or a duration above 0 from now "+
+			"like 10m",
 			flag, text)
 	}
 	return m, nil

@@ -17,7 +17,7 @@ type Moment struct {
 }
 
 // ErrMoment says that a text is no Moment.
-var ErrMoment = errors.New("want a time such as 2026-01-31T12:00:00Z, or a duration from now such as 30m")
+var ErrMoment = errors.New("want a time such as 2026-01-31T12:00:00Z, or a duration above 0 from now such as 30m")
 
 // IsZero reports whether it is no time.
 func (m Moment) IsZero() bool { return m.Time.IsZero() && m.In == 0 }
