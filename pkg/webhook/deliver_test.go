@@ -235,6 +235,23 @@ func TestBreakerOfAnEndpoint(t *testing.T) {
 	}
 }
 
+// onTrial is an endpoint whose breaker was open: a trial is under way, and an attempt that began before it opened.
+func onTrial(t *testing.T) (e *endpoints, now time.Time, to target, earlier, trial *flight) {
+	t.Helper()
+	e = newEndpoints(flightLimits{address: 4, host: 32, unproven: 8})
+	now, to = time.Now(), target{"https://a.example/hook", "https://a.example", "a.example"}
+	earlier, _ = e.enter(now, to)
+	for range breakerFailures {
+		f, _ := e.enter(now, to)
+		e.leave(now, f, verdict{reason: "500"})
+	}
+	now = now.Add(breakerOpen + time.Second)
+	if trial, _ = e.enter(now, to); trial == nil {
+		t.Fatal("no trial after the breaker was open")
+	}
+	return e, now, to, earlier, trial
+}
+
 // An attempt that began before the breaker opened, and ends during the trial, is not the trial: until that ends there
 // is no other attempt, and no longer rest.
 func TestAnEarlierAttemptIsNotTheTrialOfItsEndpoint(t *testing.T) {
@@ -242,17 +259,7 @@ func TestAnEarlierAttemptIsNotTheTrialOfItsEndpoint(t *testing.T) {
 		"tells nothing": func(e *endpoints, _ time.Time, f *flight) { e.forgo(f) },
 		"failed":        func(e *endpoints, now time.Time, f *flight) { e.leave(now, f, verdict{reason: "500"}) },
 	} {
-		e := newEndpoints(flightLimits{address: 4, host: 32, unproven: 8})
-		now, to := time.Now(), target{"https://a.example/hook", "https://a.example", "a.example"}
-		earlier, _ := e.enter(now, to)
-		for range breakerFailures {
-			f, _ := e.enter(now, to)
-			e.leave(now, f, verdict{reason: "500"})
-		}
-		now = now.Add(breakerOpen + time.Second)
-		if trial, _ := e.enter(now, to); trial == nil {
-			t.Fatal("no trial after the breaker was open")
-		}
+		e, now, to, earlier, _ := onTrial(t)
 		end(e, now, earlier)
 		if other, no := e.enter(now, to); other != nil || no.wait != fullWait {
 			t.Errorf("%s: another attempt beside the trial: admitted %t, or after %s", name, other != nil, no.wait)
@@ -262,15 +269,7 @@ func TestAnEarlierAttemptIsNotTheTrialOfItsEndpoint(t *testing.T) {
 
 // An earlier attempt that succeeds closes the breaker: attempts are admitted beside the trial, whose failure is one.
 func TestAnEarlierAttemptThatSucceedsEndsTheTrialOfItsEndpoint(t *testing.T) {
-	e := newEndpoints(flightLimits{address: 4, host: 32, unproven: 8})
-	now, to := time.Now(), target{"https://a.example/hook", "https://a.example", "a.example"}
-	earlier, _ := e.enter(now, to)
-	for range breakerFailures {
-		f, _ := e.enter(now, to)
-		e.leave(now, f, verdict{reason: "500"})
-	}
-	now = now.Add(breakerOpen + time.Second)
-	trial, _ := e.enter(now, to)
+	e, now, to, earlier, trial := onTrial(t)
 	e.leave(now, earlier, verdict{healthy: true})
 	if f, no := e.enter(now, to); f == nil {
 		t.Errorf("none is admitted for %s beside the trial", no.wait)
