@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 )
@@ -29,26 +31,47 @@ func (*goneDB) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) 
 	return pgconn.CommandTag{}, errGone
 }
 
+// hungDB keeps each statement until its context ends.
+type hungDB struct{ bank }
+
+func (*hungDB) Query(ctx context.Context, _ string, _ ...any) (pgx.Rows, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func (*hungDB) QueryRow(ctx context.Context, _ string, _ ...any) pgx.Row {
+	<-ctx.Done()
+	return goneRow{}
+}
+
+func (*hungDB) Exec(ctx context.Context, _ string, _ ...any) (pgconn.CommandTag, error) {
+	<-ctx.Done()
+	return pgconn.CommandTag{}, ctx.Err()
+}
+
 type goneRow struct{}
 
 func (goneRow) Scan(...any) error { return errGone }
 
-// While the database is away slots are used for a quarter of an hour, or, where the policy is strict, until the lease is
-// over.
+// While the database is away, or keeps all statements, slots are used for a quarter of an hour, or, where the policy is
+// strict, until the lease is over.
 func TestSlotsEndWhileTheDatabaseStaysAway(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
+		db     postgres.DB
 		strict bool
 		holds  time.Duration
 	}{
-		"usual":  {false, 15 * time.Minute},
-		"strict": {true, 30 * time.Second},
+		"usual":            {&goneDB{}, false, 15 * time.Minute},
+		"strict":           {&goneDB{}, true, 30 * time.Second},
+		"no answer at all": {&hungDB{}, false, 15 * time.Minute},
+		"none and strict":  {&hungDB{}, true, 30 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				g := New(Config{Open: true})
-				l := NewLeases(LeasesConfig{}, g, &goneDB{}, func() invalidation.NodeID { return 1 })
+				l := NewLeases(LeasesConfig{}, g, c.db, func() invalidation.NodeID { return 1 })
 				policy := DefaultPolicy()
 				policy.StrictSlots = c.strict
 				g.SetModels([]ModelState{{
@@ -79,6 +102,52 @@ func TestSlotsEndWhileTheDatabaseStaysAway(t *testing.T) {
 			})
 		})
 	}
+}
+
+// hungSweep answers nothing, and keeps a sweep until its context ends.
+type hungSweep struct {
+	goneDB
+	shares atomic.Int32 // readings of shares
+}
+
+func (d *hungSweep) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if callsFunction(sql, "slot_share") {
+		d.shares.Add(1)
+	}
+	return d.goneDB.Query(ctx, sql, args...)
+}
+
+func (d *hungSweep) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if callsFunction(sql, "sweep_gateways") {
+		<-ctx.Done()
+	}
+	return d.goneDB.Exec(ctx, sql, args...)
+}
+
+// A sweep without an answer, as over a connection that a pooler has forgotten, ends, and what waits for it goes on.
+func TestASweepWithoutAnAnswerEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{Open: true})
+		d := &hungSweep{}
+		l := NewLeases(LeasesConfig{}, g, d, func() invalidation.NodeID { return 1 })
+		g.SetModels([]ModelState{{
+			Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
+			Instances: []InstanceState{{ID: 1, Slots: 4, Usable: true}},
+		}})
+		g.Fixed()
+		ctx, stop := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		group.Go(func() { _ = l.Run(ctx) })
+		time.Sleep(2 * time.Minute)
+		before := d.shares.Load()
+		time.Sleep(time.Minute)
+		if after := d.shares.Load(); before == 0 || after == before {
+			t.Errorf("shares were read %d times in two minutes, and %d times in three", before, after)
+		}
+		stop()
+		group.Wait()
+	})
 }
 
 // Another session may have the rows of one model: its statements fail, and those of other models work.

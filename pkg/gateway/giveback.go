@@ -8,9 +8,8 @@ import (
 	"github.com/penstock/penstock/pkg/slot"
 )
 
-// tick gives back what is not needed, and ends what may not be relied on any more.
+// tick gives back what is not needed.
 func (l *Leases) tick(ctx context.Context) {
-	l.expire()
 	var names []string // of the models of which something could be given back
 	for _, r := range l.gateway.models.all() {
 		r.pool.do(func(_ time.Time, p *Pool) {

@@ -244,8 +244,14 @@ func (l *Leases) keepShares(ctx context.Context) {
 
 const sweepSQL = `SELECT penstock.sweep_gateways()`
 
+// sweepMax bounds the time of a sweep, which may be planned over the tables of many queues. Meanwhile nothing is given
+// back by the clock.
+const sweepMax = 10 * time.Second
+
 // sweep deletes the preemptions of entries that are gone, and the folds of gateways that are.
 func (l *Leases) sweep(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, sweepMax)
+	defer cancel()
 	if _, err := l.holder.DB.Exec(ctx, sweepSQL); err != nil {
 		return fmt.Errorf("sweep preemptions: %w", err)
 	}
