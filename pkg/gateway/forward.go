@@ -53,6 +53,7 @@ type call struct {
 	sent    atomic.Bool // set by the reader of the body when it is read; taken back where no byte was written
 	limit   *time.Timer // ends the attempt for want of a head, or of more bytes behind it
 	headed  atomic.Bool // the head of the answer is there
+	writing atomic.Bool // something of the answer is on its way to the client, which may take its time
 	lost    bool        // the answer is that of a proxy: the worker may have the call still
 	answer  window
 }
@@ -88,13 +89,18 @@ func (c *call) attempt(ctx context.Context) result {
 		firstByte = c.route.model.RunMax
 	}
 	c.headed.Store(false)
-	c.limit = time.AfterFunc(firstByte, func() {
-		if c.headed.Load() {
+	var limit *time.Timer
+	limit = time.AfterFunc(firstByte, func() {
+		switch {
+		case c.writing.Load(): // nothing is read of the worker meanwhile: begin anew
+			limit.Reset(policy.SilenceMax.Duration())
+		case c.headed.Load():
 			cancel(errSilence)
-		} else {
+		default:
 			cancel(errFirstByte)
 		}
 	})
+	c.limit = limit
 	defer c.limit.Stop()
 	upstream, err := c.upstream(ctx)
 	if err != nil {
@@ -244,7 +250,6 @@ func (c *call) copy(ctx context.Context, cancel context.CancelCauseFunc, answer 
 	for err == nil {
 		var piece []byte
 		piece, err = c.answer.read(answer.Body)
-		p.heard(len(piece))
 		if len(piece) > 0 {
 			if failed := p.write(piece); failed != nil {
 				err = failed

@@ -44,11 +44,9 @@ func (p *passing) unwatch() {
 	p.out.Release()
 }
 
-// heard notes that the worker has sent something.
-func (p *passing) heard(n int) {
-	if n == 0 {
-		return
-	}
+// heard notes that the worker has sent something, once that is with the client: how long the client took for it is no
+// silence of the worker.
+func (p *passing) heard() {
 	if now := time.Now(); now.Sub(p.reset) > timersEvery {
 		p.reset = now
 		if p.silence > 0 {
@@ -57,12 +55,16 @@ func (p *passing) heard(n int) {
 	}
 }
 
-// write sends bytes to the client.
+// write sends bytes of the worker to the client. The limit on silence rests meanwhile.
 func (p *passing) write(b []byte) error {
+	p.call.writing.Store(true)
+	defer p.call.writing.Store(false)
 	if p.events && p.call.cut {
 		b = p.cut.pass(b)
 	}
-	return p.send(b)
+	err := p.send(b)
+	p.heard()
+	return err
 }
 
 func (p *passing) send(b []byte) error {

@@ -285,3 +285,44 @@ func TestSilenceOfAWorkerIsNoStallOfAClientOverHTTP2(t *testing.T) {
 		})
 	}
 }
+
+// The silence of a worker is that between two reads from it: a client that takes a while for what came makes none.
+func TestAClientThatPausesIsNoSilenceOfItsWorker(t *testing.T) {
+	t.Parallel()
+	const silence, pause = 5 * time.Second, 12 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		clients, g, end := slowPlant(t, func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			w.Header().Set("Content-Type", "text/event-stream")
+			for range 3 {
+				_, _ = io.WriteString(w, "data: 1\n\n")
+				_ = http.NewResponseController(w).Flush()
+			}
+		})
+		defer end()
+		m := *g.models.all()[0].model
+		m.Policy.SilenceMax = worker.Seconds(silence)
+		g.SetModels([]ModelState{m})
+		conn, err := clients.dial(t.Context(), "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		body := `{"model":"m","stream":true,"stream_options":{}}`
+		_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n%s", chat, len(body), body)
+		_, _ = conn.Read(make([]byte, 1))
+		time.Sleep(pause)
+		_ = conn.SetReadDeadline(time.Now().Add(pause))
+		rest := make([]byte, 4<<10)
+		n := 0
+		for !strings.HasSuffix(string(rest[:n]), "0\r\n\r\n") {
+			more, err := conn.Read(rest[n:])
+			if n += more; err != nil {
+				break
+			}
+		}
+		if text := string(rest[:n]); strings.Contains(text, "silent") || strings.Count(text, "data: 1") != 3 {
+			t.Errorf("the client got %q", text)
+		}
+	})
+}
