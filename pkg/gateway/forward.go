@@ -21,6 +21,9 @@ func newTransport() *direct {
 		DialContext: newDialer().DialContext, DisableCompression: true, MaxIdleConnsPerHost: idleLinks,
 		IdleConnTimeout: idleMax, TLSHandshakeTimeout: dialMax, ForceAttemptHTTP2: true,
 		WriteBufferSize: 4 << 10, ReadBufferSize: 4 << 10,
+		// Many calls share a connection: one that is lost without a word would keep all further ones for as long as
+		// the system sends again what was not acknowledged, a quarter of an hour.
+		HTTP2: &http.HTTP2Config{SendPingTimeout: keepAlive, PingTimeout: keepAlive},
 	})
 }
 
