@@ -41,7 +41,7 @@ BEGIN
             USING ERRCODE = 'PS002', HINT = 'It has backend, target, policy, template, cost, fill_order and idle_seconds.';
     END IF;
     PERFORM penstock.check_scale_policy(options->'policy');
-    PERFORM penstock.check_scale_cost(options);
+    PERFORM penstock.check_deployment_numbers(options);
     PERFORM penstock.audit_log(set_deployment_template.actor, 'set_deployment_template', set_deployment_template.model,
                                set_deployment_template.reason, options);
     IF options IS NULL OR jsonb_typeof(options) = 'null' THEN

@@ -281,14 +281,35 @@ BEGIN
     END IF;
 END $$;
 
--- check_scale_cost raises an error for a cost that a budget cannot be compared with.
+-- check_deployment_numbers raises an error for a number of a deployment, or of a template of deployments, that is none
+-- or is out of its range, by its name. A cost is compared with a budget.
 -- Callers: set_deployment, set_deployment_template.
 -- SQLSTATE: PS002 invalid argument.
-CREATE OR REPLACE FUNCTION penstock.check_scale_cost(options jsonb) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.check_deployment_numbers(options jsonb) RETURNS void
 LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    f record;
 BEGIN
-    IF NOT coalesce((options->>'cost')::double precision BETWEEN 0 AND 1000000, true) THEN
-        RAISE EXCEPTION 'cost is from 0 to 1000000 an hour' USING ERRCODE = 'PS002';
+    SELECT v.field, options->v.field AS value, v.wanted INTO f
+      FROM (VALUES
+            ('cost',         '^[-+]?[0-9]{1,15}([.][0-9]{0,15})?$', 0::numeric,  1000000::numeric,
+             'a number from 0 to 1000000, an hour'),
+            ('fill_order',   '^[-+]?[0-9]{1,10}$',                  -2147483648, 2147483647,
+             'a whole number from -2147483648 to 2147483647'),
+            ('idle_seconds', '^[-+]?[0-9]{1,15}([.][0-9]{0,15})?$', 60,          31104000,
+             'a number from 60 to 31104000')
+           ) v(field, form, least, most, wanted)
+     WHERE options ? v.field
+       AND NOT CASE jsonb_typeof(options->v.field)
+           WHEN 'null' THEN true -- the default
+           WHEN 'number' THEN (options->v.field)::numeric BETWEEN v.least AND v.most
+                              AND (v.field <> 'fill_order' OR options->>v.field ~ v.form)
+           WHEN 'string' THEN CASE WHEN options->>v.field ~ v.form
+                                   THEN (options->>v.field)::numeric BETWEEN v.least AND v.most ELSE false END
+           ELSE false END
+     ORDER BY v.field LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% is %: want %', f.field, left(f.value::text, 100), f.wanted USING ERRCODE = 'PS002';
     END IF;
 END $$;
 
@@ -412,7 +433,7 @@ BEGIN
             USING ERRCODE = 'PS002', HINT = 'It has backend, target, policy, template, cost, fill_order and mode.';
     END IF;
     PERFORM penstock.check_scale_policy(options->'policy');
-    PERFORM penstock.check_scale_cost(options);
+    PERFORM penstock.check_deployment_numbers(options);
     PERFORM FROM penstock.deployment d WHERE d.name = set_deployment.name AND d.model <> set_deployment.model
         FOR UPDATE;
     IF FOUND AND penstock.has_instances(set_deployment.name) THEN

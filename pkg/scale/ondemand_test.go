@@ -287,15 +287,18 @@ func TestALeaderOfAnotherMachineTakesNoInstanceForGone(t *testing.T) {
 func TestATemplateOfDeploymentsIsChecked(t *testing.T) {
 	db := pgtest.New(t)
 	do(t, db, `SELECT penstock.register_model('llama', '{"protocol": "openai"}')`)
-	for _, bad := range []string{
-		`{"mode": "full"}`, `{"backend": "magic"}`, `{"policy": 3}`, `{"cost": -1}`, `{"idle_seconds": 1}`,
-		`{"idle_seconds": 1e300}`, `{"idle_seconds": "x"}`,
+	for bad, field := range map[string]string{
+		`{"mode": "full"}`: "mode", `{"backend": "magic"}`: "backend", `{"policy": 3}`: "policy", `{"cost": -1}`: "cost",
+		`{"cost": "x"}`: "cost", `{"cost": 1e999}`: "cost", `{"fill_order": 1.5}`: "fill_order", `{"fill_order": [1]}`: "fill_order",
+		`{"idle_seconds": 1}`: "idle_seconds", `{"idle_seconds": 1e300}`: "idle_seconds", `{"idle_seconds": "x"}`: "idle_seconds",
 	} {
 		_, err := db.Exec(t.Context(), `SELECT penstock.set_deployment_template('llama', $1)`, bad)
-		if err == nil || !strings.Contains(err.Error(), "PS002") {
+		if err == nil || !strings.Contains(err.Error(), "PS002") || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
+	do(t, db, `SELECT penstock.set_deployment('llama', 'llama', '{"cost": "0.5", "fill_order": "-2"}')`)
+	do(t, db, `SELECT penstock.set_deployment_template('llama', '{"cost": null, "fill_order": 3, "idle_seconds": 31104000}')`)
 	_, err := db.Exec(t.Context(), `SELECT penstock.set_deployment_template('nobody', '{}')`)
 	if err == nil || errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "PS008") {
 		t.Errorf("an unknown model: %v", err)
