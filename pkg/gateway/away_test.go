@@ -104,6 +104,24 @@ func TestSlotsEndWhileTheDatabaseStaysAway(t *testing.T) {
 	}
 }
 
+// A request that is to become an entry is told to come again while the database keeps all statements.
+func TestAPushEndsWhileTheDatabaseKeepsStatements(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		q, d := NewQueuePusher(QueuePusherConfig{}, &hungDB{}), Durable{Queue: "m", Key: "k"}
+		began := time.Now()
+		if _, err := q.AcceptedBefore(ctx, d); err == nil || time.Since(began) > postgres.AnswerMax {
+			t.Errorf("whether it was accepted is told after %s: %v", time.Since(began), err)
+		}
+		began = time.Now()
+		if _, _, err := q.Push(ctx, d); err == nil || time.Since(began) > postgres.AnswerMax {
+			t.Errorf("a push ends after %s: %v", time.Since(began), err)
+		}
+	})
+}
+
 // hungSweep answers nothing, and keeps a sweep until its context ends.
 type hungSweep struct {
 	goneDB

@@ -28,7 +28,8 @@ func DurablePayload(body json.RawMessage, operation string) json.RawMessage {
 	return append(payload, `"}`...)
 }
 
-// QueuePusher is the Pusher that puts requests into the queues of their models.
+// QueuePusher is the Pusher that puts requests into the queues of their models. Its statements are bounded: while the
+// database does not answer, requests that came later would wait for each other's connections.
 type QueuePusher struct {
 	config QueuePusherConfig
 	db     postgres.DB
@@ -85,6 +86,8 @@ func (d Durable) push() invalidation.Push {
 
 // AcceptedBefore implements Pusher.
 func (p *QueuePusher) AcceptedBefore(ctx context.Context, d Durable) (bool, error) {
+	ctx, cancel := postgres.Bounded(ctx)
+	defer cancel()
 	q, err := p.queues.Get(ctx, d.Queue)
 	if err != nil {
 		return false, err
@@ -95,6 +98,8 @@ func (p *QueuePusher) AcceptedBefore(ctx context.Context, d Durable) (bool, erro
 
 // Push implements Pusher.
 func (p *QueuePusher) Push(ctx context.Context, d Durable) (id, location string, err error) {
+	ctx, cancel := postgres.Bounded(ctx)
+	defer cancel()
 	q, err := p.queues.Get(ctx, d.Queue)
 	if err != nil {
 		return "", "", err

@@ -10,6 +10,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -26,6 +28,42 @@ type brokenDB struct {
 }
 
 func (d brokenDB) Query(context.Context, string, ...any) (pgx.Rows, error) { return nil, d.err }
+
+// hungDB keeps each statement until its context ends.
+type hungDB struct{ postgres.DB }
+
+func (hungDB) Query(ctx context.Context, _ string, _ ...any) (pgx.Rows, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func (hungDB) Exec(ctx context.Context, _ string, _ ...any) (pgconn.CommandTag, error) {
+	<-ctx.Done()
+	return pgconn.CommandTag{}, ctx.Err()
+}
+
+// A client is answered while the database keeps all statements.
+func TestStatementsOfRequestsEnd(t *testing.T) {
+	t.Parallel()
+	for name, ask := range map[string]func(ctx context.Context, db postgres.DB) error{
+		"get":    func(ctx context.Context, db postgres.DB) error { _, err := find(ctx, db, "acme", "p"); return err },
+		"stream": func(ctx context.Context, db postgres.DB) error { _, err := findStream(ctx, db, "p", "k"); return err },
+		"cancel": func(ctx context.Context, db postgres.DB) error { return cancel(ctx, db, row{}) },
+		"list": func(ctx context.Context, db postgres.DB) error {
+			_, _, err := page(ctx, db, "acme", cursor{}, 1)
+			return err
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, stop := context.WithTimeout(t.Context(), time.Hour)
+			defer stop()
+			began := time.Now()
+			if err := ask(ctx, hungDB{}); err == nil || time.Since(began) > postgres.AnswerMax {
+				t.Errorf("%s ends after %s: %v", name, time.Since(began), err)
+			}
+		})
+	}
+}
 
 // The key of a stream lets whoever has it read the output: it is in no line of the log.
 func TestKeyOfAStreamIsNotInTheLog(t *testing.T) {

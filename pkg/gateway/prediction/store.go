@@ -59,12 +59,16 @@ SELECT p.id, p.owner, p.entry_id, p.queue_id, p.model, p.version, p.input, p.str
         WHERE e.queue_id = p.queue_id AND e.id = p.entry_id
        LIMIT 1) s`
 
+// The statements of requests are bounded, as those of a gateway.QueuePusher are, and BEGIN and COMMIT of insert.
+
 // errNone says that a prediction does not exist, or belongs to another client.
 var errNone = errors.New("no such prediction")
 
 const oneSQL = rowSQL + ` WHERE p.id = $1 AND p.owner = $2`
 
 func find(ctx context.Context, db postgres.DB, owner, id string) (row, error) {
+	ctx, cancel := postgres.Bounded(ctx)
+	defer cancel()
 	return one(postgres.Query(ctx, db, oneSQL, id, owner))
 }
 
@@ -72,6 +76,8 @@ const byKeySQL = rowSQL + ` WHERE p.id = $1 AND p.stream_key = $2`
 
 // findStream finds a prediction by the key of its stream.
 func findStream(ctx context.Context, db postgres.DB, id, key string) (row, error) {
+	ctx, cancel := postgres.Bounded(ctx)
+	defer cancel()
 	return one(postgres.Query(ctx, db, byKeySQL, id, key))
 }
 
@@ -150,6 +156,8 @@ func (c cursor) created(ctx context.Context, db postgres.DB, owner string) (at t
 func page(
 	ctx context.Context, db postgres.DB, owner string, behind cursor, limit int,
 ) (rows []row, next cursor, err error) {
+	ctx, cancel := postgres.Bounded(ctx)
+	defer cancel()
 	created, err := behind.created(ctx, db, owner)
 	if err != nil {
 		return nil, next, err
@@ -247,6 +255,8 @@ const cancelSQL = `SELECT penstock.cancel_entry($1, 'prediction was cancelled by
 
 // cancel requests the end of the entry of a prediction. One that has ended stays as it is.
 func cancel(ctx context.Context, db postgres.DB, p row) error {
+	ctx, end := postgres.Bounded(ctx)
+	defer end()
 	_, err := db.Exec(ctx, cancelSQL, p.Entry, "token:"+p.Owner)
 	if code := postgres.Code(err); err == nil || code == "PS006" || code == "PS007" {
 		return nil
