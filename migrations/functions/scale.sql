@@ -678,7 +678,8 @@ END $$;
 
 -- scale_input has all that a decision reads about the work and the instances of a model, a row for each model that has
 -- a deployment. The use of the present hour and that of the hour before are apart, so that a reader can tell what came
--- since. unmanaged_starts is when each of those of them began that is not ready yet.
+-- since, and so are the starts that became ready: of those of the days before the last 50 alone are read.
+-- unmanaged_starts is when each of those of them began that is not ready yet.
 -- Sums of usage are at most 1e15: one that does not fit a column would end the decisions about all models. That of an
 -- hour without use is 0 (least leaves a null out).
 -- service and busy_ms are the time of slots, without the further GPUs and sequences that usage is charged.
@@ -710,10 +711,11 @@ SELECT d.model, q.locked + r.running AS running, w.waiting,
        coalesce(u.busy_ms, 0) AS busy_ms, coalesce(u.busy_ms_before, 0) AS busy_ms_before, t.present AS hour, g.*,
        coalesce(o.calls, 0) AS online_calls, coalesce(o.refused, 0) AS refused,
        coalesce(c.median, 0) AS cold_start, coalesce(c.p95, 0) AS cold_start_p95,
-       c.starts, coalesce(c.cold_seconds, 0) AS cold_seconds,
+       k.starts, coalesce(k.cold_seconds, 0) AS cold_seconds,
        CASE WHEN q.any_due THEN penstock.scale_due(d.model, coalesce(c.median, 60)) ELSE 0 END AS due,
        CASE WHEN w.waiting > 0 THEN penstock.scale_late(d.model, coalesce(c.median, 60)) ELSE 0 END AS late,
-       i.*, m.*, v.*, q.queues, a.arrivals, y.waits
+       i.*, m.*, v.*, q.queues, a.arrivals, y.waits,
+       k.starts_before, coalesce(k.cold_seconds_before, 0) AS cold_seconds_before
   FROM (SELECT DISTINCT x.model FROM penstock.deployment x) d
  CROSS JOIN (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) t
   LEFT JOIN penstock.scale_state s ON s.model = d.model
@@ -737,11 +739,15 @@ SELECT d.model, q.locked + r.running AS running, w.waiting,
          FROM penstock.node n
         WHERE n.kind = 'gateway' AND n.draining_at IS NULL AND n.beat_at > clock_timestamp() - interval '5 minutes') g
  CROSS JOIN LATERAL (
-       SELECT count(*) AS starts, sum(x.seconds) AS cold_seconds,
-              percentile_cont(0.5) WITHIN GROUP (ORDER BY x.seconds) FILTER (WHERE x.place <= 50) AS median,
-              percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds) FILTER (WHERE x.place <= 50) AS p95
-         FROM (SELECT y.seconds, row_number() OVER (ORDER BY y.at DESC) AS place
-                 FROM penstock.cold_start y WHERE y.model = d.model) x) c
+       SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY x.seconds) AS median,
+              percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds) AS p95
+         FROM (SELECT y.seconds FROM penstock.cold_start y WHERE y.model = d.model ORDER BY y.at DESC LIMIT 50) x) c
+ CROSS JOIN LATERAL (
+       SELECT count(*) FILTER (WHERE x.at >= t.present) AS starts,
+              sum(x.seconds) FILTER (WHERE x.at >= t.present) AS cold_seconds,
+              count(*) FILTER (WHERE x.at < t.present) AS starts_before,
+              sum(x.seconds) FILTER (WHERE x.at < t.present) AS cold_seconds_before
+         FROM penstock.cold_start x WHERE x.model = d.model AND x.at >= t.present - interval '1 hour') k
  CROSS JOIN LATERAL (SELECT CASE WHEN q.any_ready THEN penstock.scale_waiting_each(d.model)
                      ELSE '{}' END AS waits OFFSET 0) y
  CROSS JOIN LATERAL (SELECT coalesce(sum(x.value::bigint), 0)::bigint AS waiting

@@ -11,9 +11,9 @@ import (
 const inputSQL = `
 SELECT model, queues, running, waiting, urgent, online_running, arrived, arrivals, waits, counters, state, service,
        hour, calls, calls_before, busy_ms, busy_ms_before, gateway, gateway_age, online_calls, refused,
-       cold_start, cold_start_p95, starts, cold_seconds, due, late, ready, starting, draining, unhealthy, unmanaged,
-       unmanaged_starts, busy_a_minute, arrived_a_minute, busy_last_week, last_minute, off, zero_off, max_all, budget,
-       clock_timestamp() AS at
+       cold_start, cold_start_p95, starts, starts_before, cold_seconds, cold_seconds_before, due, late, ready, starting,
+       draining, unhealthy, unmanaged, unmanaged_starts, busy_a_minute, arrived_a_minute, busy_last_week, last_minute,
+       off, zero_off, max_all, budget, clock_timestamp() AS at
   FROM penstock.scale_input
  WHERE model = ANY ($1)`
 
@@ -43,8 +43,10 @@ type input struct {
 	Refused         int64 // a counter
 	ColdStart       float64
 	ColdStartP95    float64
-	BecameReady     int64 `db:"starts"` // starts that did so
+	BecameReady     int64 `db:"starts"` // starts that did so, of Hour
+	ReadyBefore     int64 `db:"starts_before"`
 	ColdSeconds     float64
+	ColdBefore      float64 `db:"cold_seconds_before"`
 	Due             int
 	Late            int
 	Ready           int
@@ -116,8 +118,8 @@ type counters struct {
 	BusyMS      int64     `json:"busy_ms"`
 	Online      int64     `json:"online"` // online calls that ended, run or wait
 	Refused     int64     `json:"refused"`
-	BecameReady int64     `json:"starts"`
-	Cold        float64   `json:"cold"`
+	BecameReady int64     `json:"starts"` // of Hour
+	Cold        float64   `json:"cold"`   // of Hour
 
 	Begun map[string]begun `json:"begun,omitempty"` // by id of the queue
 }
@@ -168,17 +170,19 @@ func (in input) since(before counters) used {
 	// Calls that end leave what runs: a fall of the sum is a request that was given up, and no arrival.
 	u.online = float64(max(0, now.Online-before.Online))
 	u.refused = float64(grown(now.Refused, before.Refused))
-	u.becameReady = max(0, now.BecameReady-before.BecameReady)
-	u.cold = max(0, now.Cold-before.Cold)
 	switch calls, busy := in.Calls, in.BusyMS; {
 	case in.Hour.Equal(before.Hour):
 		u.calls, u.busy = max(0, calls-before.Calls), float64(max(0, busy-before.BusyMS))/1000
+		u.becameReady, u.cold = max(0, in.BecameReady-before.BecameReady), max(0, in.ColdSeconds-before.Cold)
 	case in.Hour.Sub(before.Hour) == time.Hour:
 		u.calls = calls + max(0, in.CallsBefore-before.Calls)
 		u.busy = float64(busy+max(0, in.BusyMSBefore-before.BusyMS)) / 1000
+		u.becameReady = in.BecameReady + max(0, in.ReadyBefore-before.BecameReady)
+		u.cold = in.ColdSeconds + max(0, in.ColdBefore-before.Cold)
 	case in.Hour.Before(before.Hour): // the clock was ahead: what came in between is not known
 	default:
 		u.calls, u.busy = calls+in.CallsBefore, float64(busy+in.BusyMSBefore)/1000
+		u.becameReady, u.cold = in.BecameReady+in.ReadyBefore, in.ColdSeconds+in.ColdBefore
 	}
 	return u
 }

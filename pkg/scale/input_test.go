@@ -13,9 +13,10 @@ import (
 )
 
 // A decision pass reads all models once a second: one without work must cost a few look-ups by index,
-// and no functions of its own, whatever queues without a model have running.
+// and no functions of its own, whatever queues without a model have running, and however often it was started from zero.
 func TestLongAnIdleModelCostsFewBuffers(t *testing.T) {
-	const models, each = 60, 30
+	const models, each = 60, 40
+	const starts = 1680   // of each in a week: one every six minutes
 	const locks = 100_000 // of a queue without a model
 	db := fleet(t)
 	do(t, db, `SELECT penstock.register_model('m' || i, '{"protocol": "openai"}', 'test') FROM generate_series(1, $1) i`, models)
@@ -25,6 +26,8 @@ func TestLongAnIdleModelCostsFewBuffers(t *testing.T) {
 	do(t, db, `
 INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id, entry_count, cost, priority, flow, lock_key)
 SELECT i, 1, i, i, now(), q.id, 1, 1, 1, 1, '', '#' || i FROM penstock.queue q, generate_series(1, $1) i WHERE q.name = 'tasks'`, locks)
+	do(t, db, `INSERT INTO penstock.cold_start (at, model, server, seconds)
+	           SELECT now() - j * interval '6 minutes', 'm' || i, 's', 60 FROM generate_series(1, $2) j, generate_series(1, $1) i`, models, starts)
 	do(t, db, `ANALYZE`)
 	tx, err := db.Begin(t.Context())
 	if err != nil {
@@ -216,4 +219,29 @@ func TestWhatIsHeldBackForAMomentIsNoArrival(t *testing.T) {
 	want(100+1, "where more wait than are counted")
 	read(3, waitingMax)
 	want(0, "statistics that began again")
+}
+
+// What came since the decision before is told across the hours that counters are kept by.
+func TestWhatCameSinceIsToldAcrossHours(t *testing.T) {
+	in := input{
+		Hour: noon, Calls: 5, CallsBefore: 20, BusyMS: 5000, BusyMSBefore: 20_000, BecameReady: 1, ReadyBefore: 7,
+		ColdSeconds: 60, ColdBefore: 420,
+	}
+	for _, c := range []struct {
+		when          string
+		before        counters
+		calls, starts int64
+		busy, cold    float64
+	}{
+		{"the same hour", counters{Hour: noon, Calls: 3, BusyMS: 3000, Cold: 0}, 2, 1, 2, 60},
+		{"the hour before", counters{Hour: noon.Add(-time.Hour), Calls: 18, BusyMS: 18_000, BecameReady: 5, Cold: 300}, 7, 3, 7, 180},
+		{"hours ago", counters{Hour: noon.Add(-5 * time.Hour), Calls: 100, BecameReady: 100, Cold: 1e6}, 25, 8, 25, 480},
+		{"a clock that was ahead", counters{Hour: noon.Add(time.Hour), Calls: 3, BecameReady: 3}, 0, 0, 0, 0},
+		{"all starts of a week, of a version before", counters{Hour: noon, BecameReady: 1000, Cold: 1e6}, 5, 0, 5, 0},
+	} {
+		u := in.since(c.before)
+		if u.calls != c.calls || u.busy != c.busy || u.becameReady != c.starts || u.cold != c.cold {
+			t.Errorf("%s: %+v, want %+v", c.when, u, c)
+		}
+	}
 }
