@@ -661,7 +661,28 @@ func TestAWaitSaysWhyAnEntryDoesNotRun(t *testing.T) {
 	if got := s.penstock("entry push mails '{}'"); !strings.Contains(got, "inserted") {
 		t.Fatal(got)
 	}
-	if got := s.penstock("entry wait 1 --for 4s"); !strings.Contains(got, "entry 1 waits: ") || !strings.Contains(got, "node") {
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	said := &untilSaid{text: regexp.MustCompile(`entry 1 waits: .*node`), then: interrupt}
+	env := map[string]string{"PENSTOCK_DATABASE_URL": s.dsn}
+	a := newApp(strings.NewReader(""), io.Discard, said, func(name string) string { return env[name] })
+	run(ctx, a, []string{"entry", "wait", "1", "--for", "1m"})
+	if got := said.all.String(); !said.text.MatchString(got) {
 		t.Errorf("it says %s", got)
 	}
+}
+
+// untilSaid is an error stream that calls then once it has the text.
+type untilSaid struct {
+	text *regexp.Regexp
+	then func()
+	all  bytes.Buffer
+}
+
+func (u *untilSaid) Write(b []byte) (int, error) {
+	u.all.Write(b)
+	if u.text.Match(u.all.Bytes()) {
+		u.then()
+	}
+	return len(b), nil
 }
