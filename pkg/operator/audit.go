@@ -35,11 +35,14 @@ SELECT id, at, actor, verb, object, coalesce(reason, '') AS reason, detail
  WHERE ($1::text IS NULL OR actor = $1) AND ($2::text IS NULL OR verb = $2)
    AND ($4::timestamptz IS NULL OR at >= $4) AND ($5::bigint IS NULL OR id < $5)`
 
-// All read the newest first. Those of one object or actor are read by its index, others by the primary key.
+// All read the newest first. Those of one object or actor are read by its index, others by the primary key. An equality
+// would leave the choice to statistics: of few actors, each has a large part of the rows by them, and the plan for any
+// actor reads all rows by the primary key for one that has none. A range has its order from its index alone.
 const (
-	auditSQL         = auditRows + ` AND $3::text IS NULL ORDER BY id DESC LIMIT $6`
-	auditOfActorSQL  = auditRows + ` AND $3::text IS NULL AND actor = $1 ORDER BY id DESC LIMIT $6`
-	auditOfObjectSQL = auditRows + ` AND object = $3 ORDER BY id DESC LIMIT $6`
+	auditSQL        = auditRows + ` AND $3::text IS NULL ORDER BY id DESC LIMIT $6`
+	auditOfActorSQL = auditRows + ` AND $3::text IS NULL AND actor BETWEEN $1 AND $1
+ ORDER BY actor DESC, id DESC LIMIT $6`
+	auditOfObjectSQL = auditRows + ` AND object BETWEEN $3 AND $3 ORDER BY object DESC, id DESC LIMIT $6`
 )
 
 // Audits returns recorded changes, the newest first.
