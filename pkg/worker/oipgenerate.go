@@ -27,10 +27,16 @@ func judgeGenerate(r reply, call Call) Outcome {
 		return ClassifyAnswer(r.status, r.header, r.body, call.Payload)
 	case !json.Valid(r.body):
 		return failed(ClassTransient, "worker answered with something that is not JSON")
-	case hasMember(r.body, "error"): // as in an event of a stream
+	case insteadOfGeneration(r.body):
 		return errorAfterOK(r.body, call.Payload, false)
 	}
 	return done(r.body, r.status)
+}
+
+// insteadOfGeneration reports whether an answer, or an event of a stream, is an error of the server. An output of a
+// model may have the name error as well: a generation has the name of its model beside its outputs, an error has not.
+func insteadOfGeneration(data []byte) bool {
+	return hasMember(data, "error") && !hasMember(data, "model_name") && !hasMember(data, "text_output")
 }
 
 // generated is a generation put together from its events, as one answer of generate has it.
@@ -42,7 +48,7 @@ type generated struct {
 
 // take adds an event.
 func (g *generated) take(e event) (last bool, err error) {
-	if e.name == "error" || hasMember(e.data, "error") {
+	if e.name == "error" || insteadOfGeneration(e.data) {
 		return false, errStreamError
 	}
 	return false, g.add(e.data)

@@ -203,6 +203,20 @@ func TestAnErrorInPlaceOfAGenerationIsAFailure(t *testing.T) {
 	want{kind: Failed, class: ClassOOM}.check(t, o)
 }
 
+// Triton has the outputs of a model as members of the answer, by the names that its author chose.
+func TestAnOutputMayHaveTheNameError(t *testing.T) {
+	const answer = `{"error":"none","model_name":"m","model_version":"1","score":0.5}`
+	for name, says := range map[string]http.HandlerFunc{
+		"whole":    workertest.Says(200, answer),
+		"streamed": streams("data: " + answer + "\n\n"),
+	} {
+		s := workertest.NewScript(t, says)
+		model := Model{Name: "m", Protocol: ProtocolOIP, Operation: OperationGenerate, Stream: name == "streamed"}
+		o := newAdapter(t, model, s.URL, 1).Submit(t.Context(), testCall(`{"text_input":"x"}`))
+		t.Run(name, func(t *testing.T) { want{kind: Done, result: answer}.check(t, o) })
+	}
+}
+
 // Servers of images work on when a connection closes: their slot must stay counted.
 func TestClosedConnectionDoesNotStopImages(t *testing.T) {
 	images := Model{Name: "m", Protocol: ProtocolOpenAI, Operation: OperationImages}
