@@ -165,6 +165,8 @@ func TestOpenAISubmitContract(t *testing.T) {
 		contract{"SGLang's queue is full", workertest.Says(503, `{"error":{"message":"The request queue is full.","code":503}}`), want{kind: Busy, class: ClassBusy}},
 		contract{"engine dead", workertest.Says(503, `{"error":"EngineDeadError"}`), want{kind: NotReady, class: ClassContextLost}},
 		contract{"an answer without choices", workertest.Says(200, `{"detail":"boom"}`), want{kind: Failed, class: ClassTransient}},
+		contract{"an error that is not in error", workertest.Says(200, `{"detail":"CUDA out of memory"}`), want{kind: Failed, class: ClassOOM}},
+		contract{"the same, in the words of a server that is full", workertest.Says(200, `{"detail":"queue full"}`), want{kind: Failed, class: ClassTransient}},
 		contract{"an answer that is no object", workertest.Says(200, `"boom"`), want{kind: Failed, class: ClassTransient}},
 		contract{"error within a success", workertest.Says(200, `{"error":{"message":"context too long","code":400}}`), want{kind: Rejected, class: ClassInput}},
 		contract{"499 that nobody asked for", workertest.Says(499, `{"error":"request canceled"}`), want{kind: Failed, class: ClassTransient}},

@@ -220,7 +220,9 @@ func (p *openAI) judge(r reply, call Call) Outcome {
 		}
 	}
 	if generates(call.Operation) && answer.Choices == nil {
-		return failed(ClassTransient, "worker answered without choices: "+errorText(r.body))
+		o := errorAfterOK(r.body, call.Payload, true) // it may have run: words of a server that is full cost an attempt
+		o.Reason = Clip("worker answered without choices: " + o.Reason)
+		return o
 	}
 	if call.Operation == OperationResponses {
 		switch reason, aborted := abortReason(answer.Status); {
