@@ -105,7 +105,9 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 	if p.ID != "" && p.ID != call.Entry {
 		return unknown(fmt.Sprintf("worker answered for prediction %q", Clip(p.ID)))
 	}
-	if status != http.StatusAccepted && !p.known() {
+	// An async run whose answer has the id of the call is one that may report, whatever it says of its status.
+	taken := status == http.StatusAccepted || c.model.Type == TypeAsync && p.ID != ""
+	if !taken && !p.known() {
 		o := errorAfterOK(body, call.Payload, true)
 		o.Reason = Clip("worker answered with something that is not a prediction: " + o.Reason)
 		return o

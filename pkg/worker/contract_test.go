@@ -137,6 +137,8 @@ func TestCogAsyncSubmitContract(t *testing.T) {
 	model := Model{Name: "ocr", Protocol: ProtocolCog, Type: TypeAsync}
 	runContracts(t, model, testCall(`{"image":"data:,"}`), []contract{
 		{"accepted", workertest.Says(202, `{"id":"entry-17","status":"starting"}`), want{kind: Accepted, remote: "entry-17", starting: true}},
+		{"accepted by a server in place of Cog's", workertest.Says(201, `{"id":"entry-17","status":"queued"}`), want{kind: Accepted, remote: "entry-17"}},
+		{"an error without a status", workertest.Says(200, `{"detail":"boom"}`), want{kind: Failed, class: ClassTransient}},
 		{"in flight already", workertest.Says(202, `{"id":"entry-17","status":"processing","input":{"image":"data:,"},"logs":""}`), want{kind: Accepted, remote: "entry-17"}},
 		{"at capacity", workertest.Says(409, `{"error":"At capacity - all prediction slots busy","status":"failed"}`), want{kind: Busy, class: ClassBusy}},
 		{"bad input", workertest.Says(422, `{"detail":[]}`), want{kind: Rejected, class: ClassInput}},
