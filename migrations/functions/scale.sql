@@ -288,15 +288,16 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.check_deployment_numbers(options jsonb) RETURNS void
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    f record;
+    float_form CONSTANT text := '^ *[-+]?([0-9]{1,15}([.][0-9]{0,30})?|[.][0-9]{1,30})(e[-+]?[0-9]{1,2})? *$';
+    f          record;
 BEGIN
     SELECT v.field, options->v.field AS value, v.wanted INTO f
       FROM (VALUES
-            ('cost',         '^[-+]?[0-9]{1,15}([.][0-9]{0,15})?$', 0::numeric,  1000000::numeric,
+            ('cost',         float_form,                    0::numeric,  1000000::numeric,
              'a number from 0 to 1000000, an hour'),
-            ('fill_order',   '^[-+]?[0-9]{1,10}$',                  -2147483648, 2147483647,
+            ('fill_order',   '^ *[-+]?[0-9]{1,10} *$',      -2147483648, 2147483647,
              'a whole number from -2147483648 to 2147483647'),
-            ('idle_seconds', '^[-+]?[0-9]{1,15}([.][0-9]{0,15})?$', 60,          31104000,
+            ('idle_seconds', float_form,                    60,          31104000,
              'a number from 60 to 31104000')
            ) v(field, form, least, most, wanted)
      WHERE options ? v.field
@@ -304,7 +305,7 @@ BEGIN
            WHEN 'null' THEN true -- the default
            WHEN 'number' THEN (options->v.field)::numeric BETWEEN v.least AND v.most
                               AND (v.field <> 'fill_order' OR options->>v.field ~ v.form)
-           WHEN 'string' THEN CASE WHEN options->>v.field ~ v.form
+           WHEN 'string' THEN CASE WHEN options->>v.field ~* v.form
                                    THEN (options->>v.field)::numeric BETWEEN v.least AND v.most ELSE false END
            ELSE false END
      ORDER BY v.field LIMIT 1;

@@ -297,7 +297,9 @@ func TestATemplateOfDeploymentsIsChecked(t *testing.T) {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
-	do(t, db, `SELECT penstock.set_deployment('llama', 'llama', '{"cost": "0.5", "fill_order": "-2"}')`)
+	for _, good := range []string{`{"cost": "0.5", "fill_order": "-2"}`, `{"cost": ".5", "fill_order": " 3 "}`, `{"cost": "1e3"}`} {
+		do(t, db, `SELECT penstock.set_deployment('llama', 'llama', $1)`, good)
+	}
 	do(t, db, `SELECT penstock.set_deployment_template('llama', '{"cost": null, "fill_order": 3, "idle_seconds": 31104000}')`)
 	_, err := db.Exec(t.Context(), `SELECT penstock.set_deployment_template('nobody', '{}')`)
 	if err == nil || errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "PS008") {
