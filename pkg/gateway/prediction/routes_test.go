@@ -42,12 +42,27 @@ func (hungDB) Exec(ctx context.Context, _ string, _ ...any) (pgconn.CommandTag, 
 	return pgconn.CommandTag{}, ctx.Err()
 }
 
+func (d hungDB) Begin(context.Context) (pgx.Tx, error) { return hungTx{hung: d}, nil }
+
+// hungTx keeps each statement until its context ends; it has begun.
+type hungTx struct {
+	pgx.Tx
+	hung hungDB
+}
+
+func (t hungTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return t.hung.Query(ctx, sql, args...)
+}
+
+func (hungTx) Rollback(context.Context) error { return nil }
+
 // A client is answered while the database keeps all statements.
 func TestStatementsOfRequestsEnd(t *testing.T) {
 	t.Parallel()
 	for name, ask := range map[string]func(ctx context.Context, db postgres.DB) error{
 		"get":    func(ctx context.Context, db postgres.DB) error { _, err := find(ctx, db, "acme", "p"); return err },
 		"stream": func(ctx context.Context, db postgres.DB) error { _, err := findStream(ctx, db, "p", "k"); return err },
+		"create": func(ctx context.Context, db postgres.DB) error { _, _, err := insert(ctx, db, order{}); return err },
 		"cancel": func(ctx context.Context, db postgres.DB) error { return cancel(ctx, db, row{}) },
 		"list": func(ctx context.Context, db postgres.DB) error {
 			_, _, err := page(ctx, db, "acme", cursor{}, 1)

@@ -59,7 +59,8 @@ SELECT p.id, p.owner, p.entry_id, p.queue_id, p.model, p.version, p.input, p.str
         WHERE e.queue_id = p.queue_id AND e.id = p.entry_id
        LIMIT 1) s`
 
-// The statements of requests are bounded, as those of a gateway.QueuePusher are, and BEGIN and COMMIT of insert.
+// The statements of requests are bounded, as those of a gateway.QueuePusher are. insert has that bound between BEGIN
+// and COMMIT, which have one of their own each.
 
 // errNone says that a prediction does not exist, or belongs to another client.
 var errNone = errors.New("no such prediction")
@@ -208,6 +209,8 @@ const deadlineSQL = `SELECT clock_timestamp() + $1::interval`
 func insert(ctx context.Context, db postgres.DB, o order) (id string, queue int32, err error) {
 	id = strings.ToLower(secret()[:26])
 	err = postgres.InTx(ctx, db, func(tx pgx.Tx) error {
+		ctx, cancel := postgres.Bounded(ctx)
+		defer cancel()
 		q, err := invalidation.Open(ctx, tx, o.Queue)
 		if err != nil {
 			return err
