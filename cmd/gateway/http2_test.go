@@ -86,7 +86,6 @@ func TestOneAddressDoesNotHoldTheGateway(t *testing.T) {
 		_, _ = io.WriteString(w, "{}")
 	}))
 	t.Cleanup(gpu.Close)
-	defer close(release)
 	cfg := defaults()
 	if cfg.Gateway.PerAddress != cfg.Gateway.Conns/2 {
 		t.Errorf("one address has %d of %d connections, want half", cfg.Gateway.PerAddress, cfg.Gateway.Conns)
@@ -102,7 +101,9 @@ func TestOneAddressDoesNotHoldTheGateway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = s.serveClients(t.Context(), t.Context(), listener) }()
+	ctx, stop := context.WithCancel(t.Context())
+	served, sent := make(chan error, 1), make(chan int, 1)
+	go func() { served <- s.serveClients(ctx, t.Context(), listener) }()
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
 	client := &http.Client{Transport: &http.Transport{Protocols: &protocols}}
@@ -120,7 +121,13 @@ func TestOneAddressDoesNotHoldTheGateway(t *testing.T) {
 		answer.Body.Close()
 		return answer.StatusCode
 	}
-	go send()
+	go func() { sent <- send() }()
+	defer func() { // it logs until it has ended
+		close(release)
+		<-sent
+		stop()
+		<-served
+	}()
 	<-called
 	if status := send(); status != http.StatusTooManyRequests {
 		t.Errorf("a second request got %d, want 429", status)
