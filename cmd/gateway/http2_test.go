@@ -102,8 +102,11 @@ func TestOneAddressDoesNotHoldTheGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
-	served, sent := make(chan error, 1), make(chan int, 1)
-	go func() { served <- s.serveClients(ctx, t.Context(), listener) }()
+	served, sent := make(chan struct{}), make(chan int, 1)
+	go func() {
+		defer close(served)
+		_ = s.serveClients(ctx, t.Context(), listener)
+	}()
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
 	client := &http.Client{Transport: &http.Transport{Protocols: &protocols}}
