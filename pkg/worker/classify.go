@@ -67,6 +67,36 @@ func ClassifyAnswer(status int, header http.Header, body, request []byte) Outcom
 	return o
 }
 
+// errorAfterOK classifies an error that came with status 200: servers that stream have promised success before they
+// know. Where the call may have run, as it has once there was output, a lack of capacity is a failure.
+func errorAfterOK(body, request []byte, mayHaveRun bool) Outcome {
+	status := errorCode(body)
+	if status >= 400 && status < 600 && !mayHaveRun {
+		return ClassifyAnswer(status, http.Header{}, body, request)
+	}
+	text := errorText(body)
+	class := classifyText(text, request).OrTransient()
+	if class == ClassBusy {
+		if !mayHaveRun {
+			return Outcome{Kind: Busy, Class: ClassBusy, Reason: Clip(text)}
+		}
+		class = ClassTransient
+	}
+	return failed(class, text)
+}
+
+// errorCode finds a numeric code beside or inside the error; 0 when there is none.
+func errorCode(body []byte) int {
+	for _, path := range []string{"error.code", "code", "error.status_code", "status"} {
+		raw, ok := lookup(body, path)
+		var code int
+		if ok && json.Unmarshal(raw, &code) == nil {
+			return code
+		}
+	}
+	return 0
+}
+
 // LostByProxy says whether an answer is that of a proxy whose connection to the worker was refused, broke or took too
 // long: the worker may have had the call, as if that connection were our own. Cloudflare answers 520 or 524, Envoy 503
 // with a reason, and Ray Serve and LiteLLM 408. That may also be the answer to a request which came too slowly, or

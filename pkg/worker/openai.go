@@ -220,7 +220,7 @@ func (p *openAI) judge(r reply, call Call) Outcome {
 		}
 	}
 	if generates(call.Operation) && answer.Choices == nil {
-		o := errorAfterOK(r.body, call.Payload, true) // it may have run: words of a server that is full cost an attempt
+		o := errorAfterOK(r.body, call.Payload, true)
 		o.Reason = Clip("worker answered without choices: " + o.Reason)
 		return o
 	}
@@ -267,35 +267,4 @@ const TokensMax = 1 << 32
 func isEventStream(reply *http.Response) bool {
 	kind, _, err := mime.ParseMediaType(reply.Header.Get("Content-Type"))
 	return err == nil && kind == "text/event-stream"
-}
-
-// errorAfterOK classifies an error that came with status 200: servers that
-// stream have promised success before they know. Once there was output the
-// call has run, so that a lack of capacity is then a failure.
-func errorAfterOK(body, request []byte, afterOutput bool) Outcome {
-	status := errorCode(body)
-	if status >= 400 && status < 600 && !afterOutput {
-		return ClassifyAnswer(status, http.Header{}, body, request)
-	}
-	text := errorText(body)
-	class := classifyText(text, request).OrTransient()
-	if class == ClassBusy {
-		if !afterOutput {
-			return Outcome{Kind: Busy, Class: ClassBusy, Reason: Clip(text)}
-		}
-		class = ClassTransient
-	}
-	return failed(class, text)
-}
-
-// errorCode finds a numeric code beside or inside the error; 0 when there is none.
-func errorCode(body []byte) int {
-	for _, path := range []string{"error.code", "code", "error.status_code", "status"} {
-		raw, ok := lookup(body, path)
-		var code int
-		if ok && json.Unmarshal(raw, &code) == nil {
-			return code
-		}
-	}
-	return 0
 }
